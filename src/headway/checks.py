@@ -1,0 +1,118 @@
+"""Every complaint about bad input, in one voice: what was expected, what was got, what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class InputError(ValueError):
+    """Input that Headway refuses. The message names the argument, what was expected, got, and to try."""
+
+
+def refuse(name: str, expected: str, got: object, hint: str) -> NoReturn:
+    raise InputError(f"{name}: expected {expected}; got {got}. Try: {hint}.")
+
+
+def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
+    """A tensor (or array, or nested list) of finite real numbers; integers become float64.
+
+    int8 is kept where asked for: ±1 tokens are stored so, an eighth of the memory.
+    """
+    if isinstance(value, (list, tuple)) and _ragged(value):
+        lengths = sorted({len(v) for v in value})
+        refuse(name, "sequences of one length", f"lengths {lengths[0]} to {lengths[-1]}",
+               "Examples.pad(list_of_X, list_of_Y), which pads them and records a padding mask")
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{name}: expected a tensor or array of real numbers; got {type(value).__name__} "
+            f"({error}). Try: torch.as_tensor(...) on it first."
+        ) from None
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        refuse(name, "real numbers", f"dtype {tensor.dtype}", "convert to float32 or float64")
+    if not tensor.is_floating_point() and not (keep_int8 and tensor.dtype == torch.int8):
+        tensor = tensor.to(torch.float64)
+    if tensor.is_floating_point():
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            where = tuple(bad.nonzero()[0].tolist())
+            refuse(name, "finite numbers", f"{tensor[where].item()} at index {where} "
+                   f"({int(bad.sum())} such entries)", "drop or repair those sequences")
+    return tensor.detach()
+
+
+def _ragged(value: Sequence[Any]) -> bool:
+    return len({len(v) for v in value if hasattr(v, "__len__")}) > 1
+
+
+def shape(name: str, tensor: Tensor, expected: tuple[int | str, ...], hint: str) -> None:
+    """Each entry of ``expected`` is a size, or a letter for any size."""
+    fits = tensor.ndim == len(expected) and all(
+        isinstance(want, str) or want == size
+        for want, size in zip(expected, tensor.shape, strict=True)
+    )
+    if not fits:
+        refuse(name, f"shape ({', '.join(map(str, expected))})", f"shape {tuple(tensor.shape)}", hint)
+
+
+def whole(name: str, value: Any, at_least: int = 1, at_most: int | None = None) -> int:
+    top = "" if at_most is None else f" and at most {at_most}"
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        refuse(name, f"a whole number of at least {at_least}{top}",
+               f"{value!r} ({type(value).__name__})", f"{name}={max(1, at_least)}")
+    if value < at_least or (at_most is not None and value > at_most):
+        refuse(name, f"a whole number of at least {at_least}{top}", value,
+               f"{name}={at_least if value < at_least else at_most}")
+    return int(value)
+
+
+def number(name: str, value: Any, at_least: float = 0.0, *, strictly: bool = False) -> float:
+    low = "above" if strictly else "of at least"
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        result = float("nan")
+    if not np.isfinite(result) or result < at_least or (strictly and result == at_least):
+        refuse(name, f"a finite number {low} {at_least:g}", repr(value), f"{name}=1.0")
+    return result
+
+
+def choice(name: str, value: Any, options: Sequence[str]) -> str:
+    if value not in options:
+        listed = ", ".join(repr(o) for o in options)
+        refuse(name, f"one of {listed}", repr(value), f"{name}={options[0]!r}")
+    return str(value)
+
+
+def count_or(name: str, value: Any, *words: str | None) -> int | str | None:
+    """A whole number of at least 1, or one of the given words (None counts as a word)."""
+    if value is None or isinstance(value, str):
+        if value in words:
+            return value
+        listed = ", ".join(repr(w) for w in words)
+        refuse(name, f"a whole number of at least 1, or {listed}", repr(value), f"{name}={words[0]!r}")
+    return whole(name, value)
+
+
+def tokens(X: Tensor, padding: Tensor | None) -> None:
+    """What any learner needs of its inputs: two tokens to choose between, and tokens that differ."""
+    n, k, d = X.shape
+    if n == 0 or d == 0:
+        refuse("examples.X", "at least one sequence of at least one feature", f"shape {tuple(X.shape)}",
+               "check how X was loaded")
+    if k < 2:
+        refuse("examples.X", "sequences of at least 2 tokens", f"{k} token per sequence",
+               "longer sequences: with one token every attention pattern is 1 and Theta leaves no trace")
+    sample = X[: min(n, 256)].to(torch.float64)
+    if padding is not None:
+        sample = sample[~padding[: len(sample)]]
+    flat = sample.reshape(-1, d)
+    if flat.shape[0] and float((flat - flat[0]).abs().max()) == 0.0:
+        refuse("examples.X", "tokens that differ", "the same token everywhere",
+               "inputs drawn at random, such as law='boolean'")

@@ -1,0 +1,85 @@
+"""Align the heads of two layers; errors that know the symmetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from headway import checks
+from headway.layer import AttentionLayer
+
+
+@dataclass(frozen=True)
+class Match:
+    """The best assignment of learned heads to true ones, with relative errors per true head.
+
+    order[i] is the learned head for true head i, or −1 where none is left (missing). theta_error[i] is
+    ‖[Θ; u] − [Θ*; u*]‖/‖[Θ*; u*]‖, w_error[i] is ‖W − W*‖/‖W*‖; both are inf for a missing head.
+    """
+
+    order: tuple[int, ...]
+    theta_error: tuple[float, ...]
+    w_error: tuple[float, ...]
+    offset_error: float
+    missing: tuple[int, ...]
+    excess: tuple[int, ...]
+
+    @property
+    def worst(self) -> float:
+        """The largest error of any head; inf when a head is missing or in excess."""
+        if self.missing or self.excess:
+            return float("inf")
+        return max(*self.theta_error, *self.w_error, self.offset_error)
+
+
+def match(learned: AttentionLayer, truth: AttentionLayer) -> Match:
+    """min over permutations π of Σ_i (relative squared error of Θ_π(i)) + (that of W_π(i)): Hungarian.
+
+    >>> layer = AttentionLayer.random(heads=3, width=5, seed=0)
+    >>> match(layer, layer).order
+    (0, 1, 2)
+    """
+    if (learned.width, learned.out_width) != (truth.width, truth.out_width):
+        checks.refuse("learned", f"width {truth.width} → {truth.out_width}, as the truth",
+                      f"{learned.width} → {learned.out_width}", "compare layers of one shape")
+    A, B = _with_bias(learned), _with_bias(truth)
+    V, W = learned.W.double().cpu(), truth.W.double().cpu()
+    theta, w = _relative(A, B), _relative(V, W)
+    # Clipping keeps one hopeless pair from deciding the assignment of the others.
+    cost = np.minimum(theta, 4.0) ** 2 + np.minimum(w, 4.0) ** 2
+    rows, columns = linear_sum_assignment(cost)
+    order = np.full(truth.heads, -1)
+    order[rows] = columns
+    inf = float("inf")
+
+    def zero(layer: AttentionLayer) -> Tensor:
+        if layer.offset is None:
+            return torch.zeros(layer.out_width, dtype=torch.float64)
+        return layer.offset.double().cpu()
+
+    size = max(float(zero(truth).norm()), float(W.flatten(1).norm(dim=1).max()))
+    return Match(
+        order=tuple(int(j) for j in order),
+        theta_error=tuple(float(theta[i, j]) if j >= 0 else inf for i, j in enumerate(order)),
+        w_error=tuple(float(w[i, j]) if j >= 0 else inf for i, j in enumerate(order)),
+        offset_error=float((zero(learned) - zero(truth)).norm()) / max(size, 1e-300),
+        missing=tuple(int(i) for i in np.flatnonzero(order < 0)),
+        excess=tuple(j for j in range(learned.heads) if j not in set(columns.tolist())),
+    )
+
+
+def _with_bias(layer: AttentionLayer) -> Tensor:
+    u = layer.key_bias
+    if u is None:
+        u = layer.Theta.new_zeros(layer.heads, layer.width)
+    return torch.cat([layer.Theta, u.unsqueeze(1)], dim=1).double().cpu()
+
+
+def _relative(A: Tensor, B: Tensor) -> np.ndarray:
+    """‖A_j − B_i‖/‖B_i‖ as an array [i, j]; differences are formed, so small errors are exact."""
+    size = B.flatten(1).norm(dim=1).clamp_min(1e-300)
+    return np.stack([((A - b).flatten(1).norm(dim=1) / s).numpy() for b, s in zip(B, size, strict=True)])

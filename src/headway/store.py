@@ -1,0 +1,179 @@
+"""A run is a folder: config, stages, versions, hashes, layer.safetensors and, last, manifest.json.
+
+Every file is written to a temporary name and moved, so that a run killed at any moment holds only whole
+files. Stages are saved as they finish; a resumed run reads them back instead of computing them again.
+Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from headway import checks
+from headway.layer import AttentionLayer
+from headway.results import Fit, Status
+
+Stage = tuple[dict[str, Tensor], dict[str, Any]]
+KIND = "headway-run-1"
+LAYER = "headway-layer-1"
+FILES = ("config.json", "layer.safetensors", "truth.safetensors")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write to a temporary name beside ``path``, flush to disk, move."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_bytes(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def save_layer(path: str | os.PathLike[str], layer: AttentionLayer) -> None:
+    tensors = {name: value.detach().cpu().contiguous() for name, value in layer.tensors().items()}
+    write_bytes(Path(path), save(tensors, metadata={"kind": LAYER, "mask": layer.mask}))
+
+
+def load_layer(path: str | os.PathLike[str]) -> AttentionLayer:
+    tensors, meta = _read(Path(path))
+    unknown = set(tensors) - {"Theta", "W", "key_bias", "offset"}
+    if unknown or not {"Theta", "W"} <= set(tensors):
+        checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", sorted(tensors),
+                      "a layer.safetensors written by headway")
+    return AttentionLayer(**tensors, mask=meta.get("mask", "none"))
+
+
+class Run:
+    """One run folder. ``stage`` runs a computation once and for all."""
+
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        self.path, self.config = path, config
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
+        """A new folder holding its configuration; an existing run of another configuration is refused."""
+        folder = Path(path)
+        whole = {"kind": KIND, **json.loads(json.dumps(dict(config)))}
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            checks.refuse("out", "a new or empty folder", f"{folder}, which is neither",
+                          f"another name, or --resume {folder} to go on with that run")
+        (folder / "stages").mkdir(parents=True, exist_ok=True)
+        write_json(folder / "config.json", whole)
+        return cls(folder, whole)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        folder = Path(path)
+        config = _read_json(folder / "config.json", "a run folder written by headway learn")
+        if config.get("kind") != KIND:
+            checks.refuse(str(folder), f"a run of kind {KIND}", config.get("kind"), "headway learn again")
+        (folder / "stages").mkdir(exist_ok=True)
+        return cls(folder, config)
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "manifest.json").exists()
+
+    def stage(self, name: str, compute: Callable[[], Stage]) -> Stage:
+        """What ``compute`` returned the first time this stage was run, from disk if need be."""
+        path = self.path / "stages" / f"{name}.safetensors"
+        if path.exists():
+            tensors, meta = _read(path)
+            return tensors, json.loads(meta["info"])
+        tensors, info = compute()
+        data = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+        write_bytes(path, save(data, metadata={"info": json.dumps(info)}))
+        return tensors, info
+
+    def finish(self, fit: Fit) -> None:
+        """Write the layer, then the manifest: a run without a manifest is not finished."""
+        save_layer(self.path / "layer.safetensors", fit.layer)
+        hashes = {name: _sha256(self.path / name) for name in FILES if (self.path / name).exists()}
+        write_json(self.path / "manifest.json", {
+            "kind": KIND,
+            "status": {"kind": fit.status.kind, "sentence": fit.status.sentence,
+                       "numbers": dict(fit.status.numbers)},
+            "stats": dict(fit.stats),
+            "trace": [dict(event) for event in fit.trace],
+            "versions": versions(),
+            "sha256": hashes,
+        })
+
+    def manifest(self) -> dict[str, Any]:
+        if not self.finished:
+            checks.refuse(str(self.path), "a finished run", "one without manifest.json",
+                          f"headway learn --resume {self.path}")
+        return _read_json(self.path / "manifest.json", "a run folder written by headway learn")
+
+    def fit(self) -> Fit:
+        """The stored result; refused if a file is not the one the manifest vouches for."""
+        manifest = self.manifest()
+        for name, expected in manifest["sha256"].items():
+            if not (self.path / name).exists() or _sha256(self.path / name) != expected:
+                checks.refuse(str(self.path / name), "the file the manifest describes (sha256)",
+                              "another or none", "headway learn again")
+        layer = load_layer(self.path / "layer.safetensors")
+        return Fit(layer, Status(**manifest["status"]), manifest["stats"], tuple(manifest["trace"]))
+
+    def truth(self) -> AttentionLayer | None:
+        """The hidden layer, where the run was a demonstration that knew it."""
+        path = self.path / "truth.safetensors"
+        return load_layer(path) if path.exists() else None
+
+
+def versions() -> dict[str, str]:
+    names = ("headway", "torch", "numpy", "scipy", "safetensors")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise checks.InputError(
+            f"{path}: expected a whole safetensors file; got one that does not open ({error}). "
+            "Try: write it again; pickled files are never read."
+        ) from None
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise checks.InputError(
+            f"{path}: expected {what}; got no readable JSON ({error}). Try: headway learn EXAMPLES --out RUN."
+        ) from None
+    if not isinstance(value, dict):
+        checks.refuse(str(path), what, "JSON of another kind", "headway learn EXAMPLES --out RUN")
+    return value
