@@ -1,0 +1,453 @@
+"""learn(): from examples of F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ) X W_i + 1cᵀ to every Θ_i, u_i, W_i and c.
+
+The order of events: split off held-out sequences; find working coordinates; the span of the Θ_i by moments,
+where there are examples enough; the heads inside the span; Gauss–Newton to the floor. What is left unexplained
+on held-out sequences decides what happens next: further starts, one more head, one head fewer, all rows. Each
+step is a stage with a name and a random generator of its own, so that a resumed run takes the same path.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway import attention, checks
+from headway.examples import Examples
+from headway.layer import AttentionLayer
+from headway.learn import moments
+from headway.learn.counting import Size
+from headway.learn.descent import descend
+from headway.learn.gauss_newton import Rows, evaluate, gauss_newton
+from headway.learn.polish import Polished, floor_of, polish
+from headway.learn.shapes import Factored, Full, Shape
+from headway.learn.source import Frame, Source, find_frame, spaced
+from headway.learn.unmix import unmix, unseen
+from headway.results import Fit, NotLearnedError, Status
+from headway.store import Run, Stage
+
+METHODS = ("moments", "descent")
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+def learn(
+    examples: Examples,
+    heads: int | str = "auto",
+    method: str = "moments",
+    *,
+    rank: int | str | None = "auto",
+    max_heads: int = 32,
+    starts: int = 6,
+    limit: int = 100,
+    seed: int = 0,
+    strict: bool = False,
+    device: torch.device | str | None = None,
+    run: Run | None = None,
+    progress: Progress | None = None,
+) -> Fit:
+    """Find m, Θ_i, u_i, W_i and c with Y = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ.
+
+    Assumes random inputs that visit the directions of interest, at least the counting floor of examples
+    (``fit.stats["floor"]``), heads that differ. Tokens need not be white: mean and covariance are removed first.
+
+    heads: "auto" finds the count. method: "moments" (span, unmix, polish; straight to Gauss–Newton from
+    random starts when examples are few) or "descent" (Adam, the baseline; needs ``heads``). rank: "auto" uses
+    a low rank of the Θ_i where it shows, an int imposes it, None never. starts: random starts tried before
+    giving up. limit: Gauss–Newton iterations in one solve. A tenth of the examples (2,000 at most) is held out
+    and only used to judge. strict=True raises NotLearnedError unless the status is ok. run: a folder that
+    keeps the stages. progress: called with {"stage", "residual", "heads"}.
+
+    >>> from headway.examples import draw
+    >>> truth = AttentionLayer.random(heads=2, width=6, seed=0)
+    >>> fit = learn(draw(truth, count=400, length=6, seed=1))
+    >>> fit.layer.heads, fit.status.kind
+    (2, 'recovered')
+    """
+    wanted = checks.count_or("heads", heads, "auto")
+    checks.choice("method", method, METHODS)
+    rank = checks.count_or("rank", rank, "auto", None)
+    if not isinstance(examples, Examples):
+        checks.refuse("examples", "an Examples object", type(examples).__name__, "headway.Examples(X, Y)")
+    if len(examples) < 2:
+        checks.refuse("examples", "at least 2 sequences, one of them held out", len(examples), "more")
+    first = examples.take(spaced(np.arange(len(examples)), min(256, len(examples))))
+    checks.tokens(first.X, first.padding)
+    checks.whole("starts", starts)
+    checks.whole("limit", limit)
+    checks.whole("seed", seed, 0)
+    if isinstance(rank, int):
+        checks.whole("rank", rank, 1, examples.width)
+    route = _Route(examples, wanted, rank, checks.whole("max_heads", max_heads), starts, limit, seed,
+                   device, run, progress)
+    fit = route.descent() if method == "descent" else route.moments()
+    if run is not None:
+        run.finish(fit)
+    if strict and not fit.status.ok:
+        raise NotLearnedError(fit)
+    return fit
+
+
+class _Route:
+    """One run of the learner: its settings, the stages done so far and what they cost."""
+
+    def __init__(
+        self, examples: Examples, heads: int | str | None, rank: int | str | None, max_heads: int, starts: int,
+        limit: int, seed: int, device: torch.device | str | None, run: Run | None, progress: Progress | None,
+    ) -> None:
+        self.heads, self.rank, self.max_heads = heads, rank, max_heads
+        self.starts, self.limit, self.seed = starts, limit, seed
+        self.run, self.progress = run, progress
+        self.trace: list[dict[str, Any]] = []
+        self.begun = time.perf_counter()
+        self.source = Source(examples, device)
+        self.examples = examples
+        self.floor = floor_of(examples.dtype)
+        self.current = {"stage": "frame", "heads": 0}
+        tensors, info = self.stage("frame", self._frame)
+        self.source.frame = Frame(**{n: t.to(self.source.device) for n, t in tensors.items()}, **info["frame"])
+        imposed = rank if isinstance(rank, int) else None
+        self.size = Size(self.source.d, examples.out_width, examples.length, examples.mask, imposed)
+        self.basis: Tensor | None = None
+        if isinstance(heads, int) and self.size.floor(heads) > len(self.source.fit):
+            n, need = len(self.source.fit), self.size.floor(heads)
+            checks.refuse(
+                "heads", f"a count that {n} sequences (after {len(self.source.held)} held out) can determine: "
+                f"at most {self.size.most_heads(n)}", f"{heads}, with {self.size.unknowns(heads)} unknowns",
+                f"at least {need} sequences, three times that to be safe; or rank=r if the rank is known")
+
+    # -- stages ---------------------------------------------------------------------------------------------
+
+    def stage(self, name: str, compute: Callable[[], Stage], heads: int = 0) -> Stage:
+        self.current = {"stage": name, "heads": heads}
+        self.report(None)
+        begun = time.perf_counter()
+
+        def timed() -> Stage:
+            tensors, info = compute()
+            return tensors, {**info, "seconds": time.perf_counter() - begun}
+
+        tensors, info = timed() if self.run is None else self.run.stage(name, timed)
+        self.trace.append({"stage": name, **info})
+        return {n: t.to(self.source.device) for n, t in tensors.items()}, info
+
+    def report(self, residual: float | None) -> None:
+        if self.progress is not None:
+            self.progress({**self.current, "residual": residual})
+
+    def generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed}:{name}".encode()))
+
+    def _frame(self) -> Stage:
+        frame = find_frame(self.examples, self.source.fit, self.source.device)
+        return ({"mean": frame.mean, "out": frame.out, "back": frame.back},
+                {"frame": {"scale": frame.scale, "plain": frame.plain}})
+
+    def rows_for(self, heads: int) -> int:
+        """Sequences for a solve: eight times the floor keeps it well conditioned."""
+        return min(max(8 * self.size.floor(heads), 16), len(self.source.fit), self.source.most())
+
+    # -- span -----------------------------------------------------------------------------------------------
+
+    def find_span(self, name: str = "span", taken: Polished | None = None) -> tuple[int, Tensor]:
+        """Moments of the labels, or of what ``taken`` leaves of them, on as many rows as make the gap clear."""
+        tensors, info = self.stage(name, lambda: self._span(name, taken), 0)
+        return int(info["heads"]), tensors["basis"]
+
+    def _span(self, name: str, taken: Polished | None) -> Stage:
+        source, d = self.source, self.source.d
+        L = self.heads + 4 if isinstance(self.heads, int) else 12
+        if taken is not None:
+            L = 4
+        count = min(len(source.fit), max(256, math.ceil(40 * d * d / self.examples.length)))
+        while True:
+            index = spaced(source.fit, count)
+
+            def batches(index: np.ndarray = index, L: int = L) -> Iterable[Rows]:
+                for rows in source.stream(index, L, torch.float32):
+                    yield rows if taken is None else _left_over(rows, taken)
+
+            found = moments.span(batches, L, generator=self.generator(name))
+            m, ratio = moments.gap(found.values)
+            if m >= len(found.values) - 3 and isinstance(self.heads, str) and L < self.max_heads and not taken:
+                L *= 2
+            elif ratio < 1.5 and count < len(source.fit):
+                count = min(4 * count, len(source.fit))
+            else:
+                break
+        values = [float(s) for s in found.values]
+        return {"basis": found.basis}, {"heads": m, "gap": ratio, "singular_values": values,
+                                        "linear_part": found.explained, "sequences": count}
+
+    # -- one head count -------------------------------------------------------------------------------------
+
+    def attempt(self, m: int) -> Polished:
+        """The best fit with m heads: from the span, then from random starts, until one is at the floor or two
+        agree on what they leave."""
+        best: Polished | None = None
+        if self.basis is not None:
+            name = f"unmix-{m}"
+            tensors, _ = self.stage(name, lambda: self._unmix(name, m), m)
+            for j, Theta in enumerate(tensors["Theta"][:2]):
+                best = _better(best, self.polish(f"polish-{m}-{j}", Theta))
+                if best.held <= self.floor:
+                    return best
+            if best is not None and best.held < 0.05:
+                return best  # near: what is left is noise or one more head, not a wrong basin
+        for j in range(self.starts):
+            name = f"start-{m}-{j}"
+            tensors, info = self.stage(name, lambda name=name, j=j: self._start(name, m, j), m)  # type: ignore[misc]
+            if best is not None and info["unseen"] > 1.5 * best.held and info["unseen"] > 1e-3:
+                continue
+            found = self.polish(f"polish-{m}-start-{j}", tensors["Theta"])
+            agree = best is not None and abs(found.held - best.held) < 0.01 * best.held
+            best = _better(best, found)
+            if best.held <= self.floor or agree:
+                break
+        assert best is not None
+        return best
+
+    def _unmix(self, name: str, m: int) -> Stage:
+        assert self.basis is not None
+        source = self.source
+        basis = self.basis[: m + 2]
+        rows = math.ceil(4 * (m * source.d + m * len(basis)) / self.examples.length)
+        count = min(2 * rows, len(source.fit))
+        index = spaced(source.fit, count)
+        fit, check = (source.problem(part, m, torch.float32) for part in (index[::2], index[1::2]))
+        found = unmix(fit, check, basis, m, starts=2 * self.starts, generator=self.generator(name))
+        return {"Theta": found.Theta}, {"residuals": list(found.residuals), "starts": list(found.starts),
+                                        "agreeing": found.agreeing, "products": found.products}
+
+    def _start(self, name: str, m: int, j: int) -> Stage:
+        """Gauss–Newton over all of Θ from a random point, in float32, to a rough fit."""
+        source, draw = self.source, self.generator(name)
+        Theta = torch.randn(m, source.d + 1, source.d, generator=draw)
+        Theta = Theta * ((1.0, 2.0, 0.5)[j % 3] / Theta.flatten(1).norm(dim=1).view(m, 1, 1))
+        Theta = Theta.to(source.device)
+        shape: Shape = Factored.of(Theta, self.rank) if isinstance(self.rank, int) else Full(Theta)
+        problem = source.problem(spaced(source.fit, self.rows_for(m)), m, torch.float32)
+        solution = gauss_newton(problem, shape, generator=draw, limit=self.limit, target=1e-4,
+                                report=self.report)
+        other = source.problem(source.held[: max(1, min(64, len(source.held)))], m, torch.float32)
+        return {"Theta": solution.point.Theta}, {
+            "residual": solution.residual, "unseen": unseen(solution.point, other),
+            "reason": solution.reason, "products": solution.products}
+
+    def polish(self, name: str, Theta: Tensor, sequences: int | None = None) -> Polished:
+        m = Theta.shape[0]
+        count = sequences or self.rows_for(m)
+
+        def compute() -> Stage:
+            found = polish(self.source, Theta, count, rank=self.rank, generator=self.generator(name),
+                           limit=self.limit, report=self.report)
+            info = asdict(found)
+            return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
+
+        tensors, info = self.stage(name, compute, m)
+        return Polished(**tensors, **{n: v for n, v in info.items() if n != "seconds"})
+
+    # -- more or fewer heads --------------------------------------------------------------------------------
+
+    def grow(self, best: Polished, name: str) -> Polished:
+        """One more head, started from what the others leave unexplained."""
+        if self.basis is not None:
+            _, basis = self.find_span(f"{name}-span", best)
+            new = 2.0 * basis[:1].to(best.Theta)
+        else:
+            draw = torch.randn(1, *best.Theta.shape[1:], generator=self.generator(name), dtype=torch.float64)
+            new = (draw / draw.norm()).to(best.Theta)
+        return self.polish(name, torch.cat([best.Theta, new]))
+
+    def prune(self, best: Polished, name: str) -> Polished:
+        """One head fewer: without the one that is missed least."""
+        source, m = self.source, best.Theta.shape[0]
+        problem = source.problem(spaced(source.fit, self.rows_for(m)), m, torch.float64)
+        losses = []
+        for i in range(m):
+            losses.append(evaluate(problem, torch.cat([best.Theta[:i], best.Theta[i + 1 :]])).loss)
+        i = int(np.argmin(losses))
+        return self.polish(name, torch.cat([best.Theta[:i], best.Theta[i + 1 :]]))
+
+    def pruned(self, best: Polished, name: str) -> Polished:
+        """Fewer heads as long as held-out sequences do not object."""
+        while best.Theta.shape[0] > 1:
+            fewer = self.prune(best, f"{name}-{best.Theta.shape[0] - 1}")
+            if fewer.held > max(self.floor, 1.01 * best.held):
+                break
+            best = fewer
+        return best
+
+    def simplified(self, best: Polished) -> Polished:
+        """At the floor, equal heads are merged and dead ones dropped, and the rest polished again."""
+        layer = AttentionLayer(best.Theta[:, :-1], best.W, best.Theta[:, -1], best.offset, self.examples.mask)
+        short = layer.canonical(1e-6)
+        if short.heads == layer.heads:
+            return best
+        again = self.polish(f"merge-{short.heads}", short.augmented)
+        return again if again.held <= max(self.floor, best.held) else best
+
+    # -- the whole way --------------------------------------------------------------------------------------
+
+    def moments(self) -> Fit:
+        n, k, d = len(self.source.fit), self.examples.length, self.source.d
+        guess = 1
+        # Below about 8 d² rows the noise floor of the moments hides the heads.
+        if n * k >= 8 * d * d:
+            guess, self.basis = self.find_span()
+        if isinstance(self.heads, int):
+            best, structured = self._given(self.heads)
+        else:
+            best, structured = self._counted(min(guess, self.max_heads, max(1, self.size.most_heads(n))))
+        if best.held > self.floor:
+            best = self.polish("final", best.Theta, n)
+        return self.close(best, structured)
+
+    def _given(self, m: int) -> tuple[Polished, bool]:
+        best = self.attempt(m)
+        if best.held <= self.floor or self.size.floor(m + 1) > len(self.source.fit):
+            return best, False
+        grown = self.grow(best, f"grow-{m + 1}")
+        if grown.held > 0.95 * best.held:
+            return best, False
+        # One more head helps. Either the start was a poor one (then a head can be spared again), or m is too few.
+        back = self.prune(grown, f"prune-{m}")
+        best = _better(best, back)
+        return best, best.held > max(self.floor, 1.05 * grown.held)
+
+    def _counted(self, m: int) -> tuple[Polished, bool]:
+        best = self.attempt(m)
+        structured = False
+        misses = 0
+        tried = m
+        while best.held > self.floor:
+            tried += 1
+            if tried > self.max_heads or self.size.floor(tried) > len(self.source.fit):
+                structured = tried > self.max_heads
+                break
+            if self.basis is not None and tried == best.Theta.shape[0] + 1:
+                more = self.grow(best, f"grow-{tried}")
+            else:
+                more = self.attempt(tried)
+            if more.held < 0.95 * best.held:
+                best, misses = more, 0
+            else:
+                misses += 1
+                if misses > (self.basis is None):
+                    break
+        if best.held <= self.floor:
+            return self.simplified(best), False
+        return self.pruned(best, "prune"), structured
+
+    def descent(self) -> Fit:
+        if not isinstance(self.heads, int):
+            checks.refuse("heads", "a whole number with method='descent'", repr(self.heads),
+                          "method='moments', which finds the count, or heads=4")
+        assert isinstance(self.heads, int)
+        m = self.heads
+
+        def compute() -> Stage:
+            found = descend(self.source, m, seed=self.generator("descent"), report=self.report)
+            info = asdict(found)
+            return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
+
+        tensors, info = self.stage("descent", compute, m)
+        return self.close(Polished(**tensors, **{n: v for n, v in info.items() if n != "seconds"}), False)
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def close(self, best: Polished, structured: bool) -> Fit:
+        assert self.source.frame is not None
+        layer = self.source.frame.leave(best.Theta, best.W, best.offset, self.examples.mask)
+        layer = _without_empty(layer.canonical(1e-12), max(best.held, self.floor), self.source.frame.scale)
+        m = best.Theta.shape[0]
+        size = replace(self.size, rank=best.rank)
+        free = max(best.equations - size.unknowns(m), 1)
+        noise = best.residual * math.sqrt(best.equations / free)
+        products = sum(int(event.get("products", 0)) for event in self.trace)
+        stats = {
+            "heads": layer.heads, "rank": best.rank, "held_out_error": best.held, "fitted_error": best.residual,
+            "noise": noise, "examples": len(self.examples), "held_out": len(self.source.held),
+            "used": best.sequences, "floor": size.floor(m), "unknowns": size.unknowns(m),
+            "unidentified_directions": self.examples.width - self.source.d, "products": products,
+            "seconds": time.perf_counter() - self.begun,
+        }
+        status = self._status(best, structured, noise, size)
+        return Fit(layer, status, stats, tuple(self.trace))
+
+    def _status(self, best: Polished, structured: bool, noise: float, size: Size) -> Status:
+        m, n, held = best.Theta.shape[0], len(self.source.fit), best.held
+        numbers = {"held_out_error": held, "floor": self.floor, "heads": float(m)}
+        blind = self.examples.width - self.source.d
+        tail = (f" {blind} of {self.examples.width} token directions are never visited and stay unidentified."
+                if blind else "")
+        if held <= self.floor:
+            return Status("recovered", f"Recovered to the floor of the arithmetic: {_heads(m)}, relative error "
+                          f"{held:.1e} on {len(self.source.held)} held-out sequences.{tail}", numbers)
+        need = math.ceil(3 * size.floor(m) / (1 - len(self.source.held) / len(self.examples)))
+        if n < size.floor(m) or held > 3 * noise and best.sequences == n and n < 3 * size.floor(m):
+            return Status("too_few", f"Too few examples: {n} fitted sequences do not determine {_heads(m)} "
+                          f"(held-out error {held:.1e}, fitted {best.residual:.1e}). About {need} sequences are "
+                          f"needed.{tail}", {**numbers, "needed": float(need)})
+        if best.reason == "limit":
+            return Status("limit", f"Stopped at the limit of {self.limit} iterations with {_heads(m)}: held-out "
+                          f"error {held:.1e}, still falling. Raise limit.{tail}", numbers)
+        if structured or held > 3 * noise or self.leftover(best):
+            return Status("not_realisable", f"Not realisable with {_heads(m)}: the residual floor is {held:.2e} "
+                          f"and has structure that further heads would explain in part, so it is not noise.{tail}",
+                          {**numbers, "residual_floor": held})
+        return Status("noise", f"Stopped at the noise level: {_heads(m)}, label noise estimated at {noise:.2e} of "
+                      f"the labels' spread; held-out error {held:.2e}.{tail}", {**numbers, "noise": noise})
+
+    def leftover(self, best: Polished) -> bool:
+        """Whether the residual still answers to the inputs: its leading moment against that of residuals handed
+        to other sequences, where every relation to the inputs is cut and the noise is kept."""
+        source = self.source
+        index = spaced(source.fit, min(len(source.fit), 2048))
+
+        def compute() -> Stage:
+            tops = []
+            for shift in (0, 1, 2):
+                def batches(shift: int = shift) -> Iterable[Rows]:
+                    for rows in source.stream(index, 4, torch.float32):
+                        rest = _left_over(rows, best)
+                        yield replace(rest, Y=rest.Y.roll(shift, 0))
+
+                found = moments.span(batches, 4, generator=self.generator("leftover"), passes=4)
+                tops.append(float(found.values[0]))
+            return {}, {"top_moment": tops[0], "without_relation": max(tops[1:])}
+
+        _, info = self.stage("leftover", compute, best.Theta.shape[0])
+        return bool(info["top_moment"] > 1.3 * info["without_relation"])
+
+
+def _better(a: Polished | None, b: Polished) -> Polished:
+    return b if a is None or b.held < a.held else a
+
+
+def _left_over(rows: Rows, taken: Polished) -> Rows:
+    Theta, W, offset = (t.to(rows.X) for t in (taken.Theta, taken.W, taken.offset))
+    R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
+    return replace(rows, Y=R if rows.valid is None else R * rows.valid)
+
+
+def _without_empty(layer: AttentionLayer, accuracy: float, scale: float) -> AttentionLayer:
+    """Without a key bias or an offset that is zero to the accuracy reached at the floor of the arithmetic."""
+    if accuracy > 1e-5:
+        return layer
+    assert layer.key_bias is not None and layer.offset is not None
+    if float(layer.key_bias.norm()) < 1e3 * accuracy * float(layer.Theta.norm()):
+        layer = replace(layer, key_bias=None)
+    if float(layer.offset.norm()) < 1e3 * accuracy * scale * math.sqrt(layer.out_width):  # type: ignore[union-attr]
+        layer = replace(layer, offset=None)
+    return layer
+
+
+def _heads(m: int) -> str:
+    return f"{m} head" + ("s" if m != 1 else "")

@@ -1,0 +1,28 @@
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import settings
+
+from headway.checks import InputError
+
+torch.set_num_threads(1)
+
+settings.register_profile("ci", deadline=None, print_blob=True, derandomize=False, max_examples=25)
+settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """``with refused(name, *words)``: an InputError that names the argument, expected, got and to try."""
+
+    @contextmanager
+    def expect(name, *words):
+        with pytest.raises(InputError) as caught:
+            yield
+        message = str(caught.value)
+        assert message.startswith(f"{name}: expected "), message
+        for word in ("; got ", "Try: ", *words):
+            assert word in message, f"{word!r} is not in: {message}"
+
+    return expect

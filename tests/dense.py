@@ -1,0 +1,115 @@
+"""Slow, obvious twins of the fast paths: plain loops over sequences, heads, queries and keys, in float64."""
+
+import torch
+
+
+def in_sight(a, b, mask, padded):
+    """Whether query a may see key b; ``padded[b]`` says that b is filling. A filled query sees itself."""
+    if mask == "causal" and b > a:
+        return False
+    return not padded[b] or a == b
+
+
+def flags(X, padding):
+    n, k, _ = X.shape
+    return [[False] * k for _ in range(n)] if padding is None else padding.tolist()
+
+
+def patterns(X, Theta, key_bias=None, mask="none", padding=None):
+    """P[s][i][a][b], as nested lists of scalars (differentiable in Theta and key_bias)."""
+    n, k, d = X.shape
+    padded = flags(X, padding)
+    P = []
+    for s in range(n):
+        heads = []
+        for i in range(Theta.shape[0]):
+            rows = []
+            for a in range(k):
+                weights = []
+                for b in range(k):
+                    score = torch.zeros((), dtype=torch.float64)
+                    for p in range(d):
+                        for q in range(d):
+                            score = score + X[s, a, p] * Theta[i, p, q] * X[s, b, q]
+                    if key_bias is not None:
+                        for q in range(d):
+                            score = score + key_bias[i, q] * X[s, b, q]
+                    seen = in_sight(a, b, mask, padded[s])
+                    weights.append(torch.exp(score) if seen else torch.zeros_like(score))
+                total = sum(weights)
+                rows.append([w / total for w in weights])
+            heads.append(rows)
+        P.append(heads)
+    return P
+
+
+def stack(nested):
+    """Nested lists of scalars to one tensor."""
+    return torch.stack([stack(item) if isinstance(item, list) else item for item in nested])
+
+
+def forward(X, Theta, W, key_bias=None, offset=None, mask="none", padding=None):
+    n, k, d = X.shape
+    m, _, e = W.shape
+    P = patterns(X, Theta, key_bias, mask, padding)
+    Y = []
+    for s in range(n):
+        for a in range(k):
+            row = torch.zeros(e, dtype=torch.float64)
+            for i in range(m):
+                for b in range(k):
+                    for q in range(d):
+                        row = row + P[s][i][a][b] * X[s, b, q] * W[i, q]
+            Y.append(row if offset is None else row + offset)
+    return torch.stack(Y).view(n, k, e)
+
+
+def jacobian(X, Theta, W, key_bias=None, offset=None, mask="none", padding=None):
+    """dF/d(part) for each part the layer has, as a dict of matrices (n·k·e, entries of the part)."""
+    parts = {"Theta": Theta, "W": W, "key_bias": key_bias, "offset": offset}
+    parts = {name: value for name, value in parts.items() if value is not None}
+
+    def outputs(*values):
+        return forward(X, mask=mask, padding=padding, **dict(zip(parts, values, strict=True))).flatten()
+
+    blocks = torch.autograd.functional.jacobian(outputs, tuple(parts.values()))
+    return {name: J.reshape(J.shape[0], -1) for name, J in zip(parts, blocks, strict=True)}
+
+
+def jvp(J, directions):
+    """Σ over parts of J_part v_part, flat (n·k·e)."""
+    return sum(J[name] @ directions[name].flatten() for name in J)
+
+
+def vjp(J, U):
+    """J_partᵀ U for each part, flat."""
+    return {name: J[name].T @ U.flatten() for name in J}
+
+
+def covariance(P, X):
+    """C[s][i][a] = Σ_b p_b (x_b − h)(x_b − h)ᵀ with h = Σ_b p_b x_b; P is (n, m, k, k)."""
+    n, m, k, _ = P.shape
+    d = X.shape[2]
+    C = torch.zeros(n, m, k, d, d, dtype=torch.float64)
+    for s in range(n):
+        for i in range(m):
+            for a in range(k):
+                h = sum(P[s, i, a, b] * X[s, b] for b in range(k))
+                for b in range(k):
+                    C[s, i, a] += P[s, i, a, b] * torch.outer(X[s, b] - h, X[s, b] - h)
+    return C
+
+
+def uniform_response(X, T, mask="none", padding=None):
+    """h_T(a) = mean over keys in sight of (x_b − x̄)(x_b − x̄)ᵀ Tᵀ x̃_a; T is (d, d), or (d + 1, d)."""
+    n, k, d = X.shape
+    padded = flags(X, padding)
+    h = torch.zeros(n, k, d, dtype=torch.float64)
+    for s in range(n):
+        for a in range(k):
+            keys = [X[s, b] for b in range(k) if in_sight(a, b, mask, padded[s])]
+            mean = sum(keys) / len(keys)
+            query = X[s, a] if T.shape[0] == d else torch.cat([X[s, a], torch.ones(1, dtype=torch.float64)])
+            for x in keys:
+                h[s, a] += (x - mean) * torch.dot(x - mean, T.T @ query) / len(keys)
+    return h
