@@ -88,6 +88,7 @@ def test_products_with_the_jacobian_equal_the_dense_ones(bias, shift, mask, fill
         assert_close(found[name].flatten(), expected[name], **EXACT)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own call
 @seeds
 @every_case
 def test_jvp_and_vjp_equal_autograd(bias, shift, mask, filled, seed):

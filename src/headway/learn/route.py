@@ -34,6 +34,7 @@ from headway.results import Fit, NotLearnedError, Status
 from headway.store import Run, Stage
 
 METHODS = ("moments", "descent")
+NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -198,20 +199,29 @@ class _Route:
                 best = _better(best, self.polish(f"polish-{m}-{j}", Theta))
                 if best.held <= self.floor:
                     return best
-            if best is not None and best.held < 0.05:
-                return best  # near: what is left is noise or one more head, not a wrong basin
-        for j in range(self.starts):
+            if best is not None and best.held < NEAR:
+                return best  # what is left is noise or one more head, not a wrong basin
+        return _better(best, self.restart(m, range(self.starts)))
+
+    def restart(self, m: int, numbers: range, settle: bool = True) -> Polished:
+        """Rough fits from random starts; the first that comes near is polished, else the best of them.
+
+        With ``settle`` two starts that leave the same are enough: more would hardly leave less.
+        """
+        rough: list[tuple[float, int, Tensor]] = []
+        for j in numbers:
             name = f"start-{m}-{j}"
             tensors, info = self.stage(name, lambda name=name, j=j: self._start(name, m, j), m)  # type: ignore[misc]
-            if best is not None and info["unseen"] > 1.5 * best.held and info["unseen"] > 1e-3:
-                continue
-            found = self.polish(f"polish-{m}-start-{j}", tensors["Theta"])
-            agree = best is not None and abs(found.held - best.held) < 0.01 * best.held
-            best = _better(best, found)
-            if best.held <= self.floor or agree:
+            if info["residual"] < NEAR:
+                found = self.polish(f"polish-{name}", tensors["Theta"])
+                if found.held < NEAR:
+                    return found
+            rough.append((info["unseen"], j, tensors["Theta"]))
+            least = min(rough)[0]
+            if settle and sum(left < 1.01 * least for left, _, _ in rough) > 1:
                 break
-        assert best is not None
-        return best
+        _, j, Theta = min(rough, key=lambda entry: entry[:2])
+        return self.polish(f"polish-start-{m}-{j}", Theta)
 
     def _unmix(self, name: str, m: int) -> Stage:
         assert self.basis is not None
@@ -298,8 +308,8 @@ class _Route:
     def moments(self) -> Fit:
         n, k, d = len(self.source.fit), self.examples.length, self.source.d
         guess = 1
-        # Below about 8 d² rows the noise floor of the moments hides the heads.
-        if n * k >= 8 * d * d:
+        # Below about 4 d² rows the noise floor of the moments hides the heads.
+        if n * k >= 4 * d * d:
             guess, self.basis = self.find_span()
         if isinstance(self.heads, int):
             best, structured = self._given(self.heads)
@@ -307,43 +317,62 @@ class _Route:
             best, structured = self._counted(min(guess, self.max_heads, max(1, self.size.most_heads(n))))
         if best.held > self.floor:
             best = self.polish("final", best.Theta, n)
+            structured = structured or self.leftover(best, "leftover-final")
         return self.close(best, structured)
 
     def _given(self, m: int) -> tuple[Polished, bool]:
         best = self.attempt(m)
-        if best.held <= self.floor or self.size.floor(m + 1) > len(self.source.fit):
+        if best.held <= self.floor or not self.leftover(best, f"leftover-{m}"):
             return best, False
-        grown = self.grow(best, f"grow-{m + 1}")
-        if grown.held > 0.95 * best.held:
-            return best, False
-        # One more head helps. Either the start was a poor one (then a head can be spared again), or m is too few.
-        back = self.prune(grown, f"prune-{m}")
-        best = _better(best, back)
-        return best, best.held > max(self.floor, 1.05 * grown.held)
+        if self.size.floor(m + 1) <= len(self.source.fit):
+            # If one more head helps, either the start was a poor one, and then a head can be spared again, or m
+            # is too few.
+            grown = self.grow(best, f"grow-{m + 1}")
+            if grown.held < 0.95 * best.held:
+                best = _better(best, self.prune(grown, f"prune-{m}"))
+        if best.held > self.floor:
+            best = _better(best, self.restart(m, self._more(m), settle=False))
+        return best, best.held > self.floor
 
     def _counted(self, m: int) -> tuple[Polished, bool]:
+        """Heads are added until nothing with structure is left, and taken away while nobody misses them."""
         best = self.attempt(m)
-        structured = False
-        misses = 0
-        tried = m
+        tried, misses, structured = m, 0, False
         while best.held > self.floor:
+            structured = self.leftover(best, f"leftover-{best.Theta.shape[0]}")
             tried += 1
-            if tried > self.max_heads or self.size.floor(tried) > len(self.source.fit):
-                structured = tried > self.max_heads
+            if not structured or misses > 1 or not self._within(tried):
                 break
+            more: Polished | None = None
             if self.basis is not None and tried == best.Theta.shape[0] + 1:
                 more = self.grow(best, f"grow-{tried}")
-            else:
-                more = self.attempt(tried)
-            if more.held < 0.95 * best.held:
-                best, misses = more, 0
-            else:
-                misses += 1
-                if misses > (self.basis is None):
-                    break
+            if more is None or more.held > self.floor:
+                more = _better(more, self.attempt(tried))
+            misses = 0 if more.held < 0.95 * best.held else misses + 1
+            best = _better(best, more) if misses == 0 else best
+        if structured and best.held > self.floor:
+            best = self._search(best)
         if best.held <= self.floor:
             return self.simplified(best), False
         return self.pruned(best, "prune"), structured
+
+    def _search(self, best: Polished) -> Polished:
+        """A wrong basin is left by starting afresh, more often, with a head more or fewer."""
+        here = best.Theta.shape[0]
+        for m in (here, here + 1, here - 1, here + 2):
+            if m < 1 or not self._within(m):
+                continue
+            best = _better(best, self.restart(m, self._more(m), settle=False))
+            if best.held <= self.floor:
+                break
+        return best
+
+    def _within(self, m: int) -> bool:
+        return m <= self.max_heads and self.size.floor(m) <= len(self.source.fit)
+
+    def _more(self, m: int) -> range:
+        """Further random starts, fewer of them where one is dear."""
+        return range(self.starts, self.starts + max(2, min(2 * self.starts, 2000 // (m * self.source.d))))
 
     def descent(self) -> Fit:
         if not isinstance(self.heads, int):
@@ -398,32 +427,36 @@ class _Route:
         if best.reason == "limit":
             return Status("limit", f"Stopped at the limit of {self.limit} iterations with {_heads(m)}: held-out "
                           f"error {held:.1e}, still falling. Raise limit.{tail}", numbers)
-        if structured or held > 3 * noise or self.leftover(best):
+        if structured or held > 3 * noise:
             return Status("not_realisable", f"Not realisable with {_heads(m)}: the residual floor is {held:.2e} "
                           f"and has structure that further heads would explain in part, so it is not noise.{tail}",
                           {**numbers, "residual_floor": held})
         return Status("noise", f"Stopped at the noise level: {_heads(m)}, label noise estimated at {noise:.2e} of "
                       f"the labels' spread; held-out error {held:.2e}.{tail}", {**numbers, "noise": noise})
 
-    def leftover(self, best: Polished) -> bool:
+    def leftover(self, best: Polished, name: str) -> bool:
         """Whether the residual still answers to the inputs: its leading moment against that of residuals handed
-        to other sequences, where every relation to the inputs is cut and the noise is kept."""
+        to other sequences, where every relation to the inputs is cut and the noise is kept.
+
+        Looked at on the rows fitted: there the error of the estimate itself leaves no trace, to first order.
+        """
         source = self.source
-        index = spaced(source.fit, min(len(source.fit), 2048))
+        index = spaced(source.fit, min(best.sequences, 4096))
 
         def compute() -> Stage:
             tops = []
             for shift in (0, 1, 2):
+
                 def batches(shift: int = shift) -> Iterable[Rows]:
                     for rows in source.stream(index, 4, torch.float32):
                         rest = _left_over(rows, best)
                         yield replace(rest, Y=rest.Y.roll(shift, 0))
 
-                found = moments.span(batches, 4, generator=self.generator("leftover"), passes=4)
+                found = moments.span(batches, 4, generator=self.generator(name), passes=4)
                 tops.append(float(found.values[0]))
             return {}, {"top_moment": tops[0], "without_relation": max(tops[1:])}
 
-        _, info = self.stage("leftover", compute, best.Theta.shape[0])
+        _, info = self.stage(name, compute, best.Theta.shape[0])
         return bool(info["top_moment"] > 1.3 * info["without_relation"])
 
 

@@ -1,0 +1,525 @@
+import itertools
+import pickle
+import stat
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from headway import checks
+from headway.examples import BLOCK, Examples, draw, draw_batches, rebatch, write
+from headway.layer import AttentionLayer
+
+SAME = {"rtol": 0, "atol": 0}
+EXACT = {"rtol": 1e-11, "atol": 1e-12}
+VOCABULARY = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0], [4.0, 0.0, -2.0]])
+LAWS = {"boolean": "boolean", "gaussian": "gaussian", "vocabulary": VOCABULARY}
+seeds = pytest.mark.parametrize("seed", [0, 1], ids="seed{}".format)
+laws = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+
+
+def layer(seed=0, **options):
+    return AttentionLayer.random(2, 3, out_width=2, offset=True, seed=seed, **options)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def small(count=10, seed=0, padded=False, mask="none"):
+    padding = torch.zeros(count, 4, dtype=torch.bool) if padded else None
+    if padded:
+        padding[::2, -1] = True
+    return Examples(normal(count, 4, 3, seed=seed), normal(count, 4, 2, seed=seed + 1), padding, mask)
+
+
+def assert_same(one, two):
+    assert one.mask == two.mask
+    assert_close(one.X, two.X, **SAME)
+    assert_close(one.Y, two.Y, **SAME)
+    assert (one.padding is None) == (two.padding is None)
+    if one.padding is not None:
+        assert torch.equal(one.padding, two.padding)
+
+
+# Drawing
+
+
+@seeds
+@laws
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_draw_labels_its_inputs_with_the_layer(law, mask, seed):
+    truth = layer(mask=mask)
+    data = draw(truth, 20, 5, law=law, seed=seed)
+    assert (len(data), data.length, data.width, data.out_width) == (20, 5, 3, 2)
+    assert (data.mask, data.dtype, data.device) == (mask, torch.float64, torch.device("cpu"))
+    assert_close(data.Y, truth(data.X), **EXACT)
+
+
+@seeds
+def test_the_laws_are_what_they_say(seed):
+    signs = draw(layer(), 2000, 5, law="boolean", seed=seed).X
+    assert signs.dtype == torch.int8
+    assert set(signs.unique().tolist()) == {-1, 1}
+    assert abs(float(signs.double().mean())) < 6 / signs.numel() ** 0.5
+
+    bells = draw(layer(), 2000, 5, law="gaussian", seed=seed).X
+    assert abs(float(bells.mean())) < 6 / bells.numel() ** 0.5
+    assert abs(float(bells.var()) - 1) < 6 * (2 / bells.numel()) ** 0.5
+
+    words = draw(layer(), 600, 5, law=VOCABULARY, seed=seed).X.reshape(-1, 3)
+    found, counts = words.unique(dim=0, return_counts=True)
+    assert_close(found, torch.as_tensor(VOCABULARY).unique(dim=0), **SAME)
+    assert (abs(counts / 3000 - 1 / 3) < 6 * (2 / 9 / 3000) ** 0.5).all()
+
+
+@laws
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_draw_is_its_seed(law, noise):
+    one, two, other = (draw(layer(), 20, 5, law=law, noise=noise, seed=seed) for seed in (3, 3, 4))
+    assert one.digest() == two.digest() != other.digest()
+    assert not torch.equal(one.X, other.X)
+
+
+def test_a_draw_leaves_the_global_generators_alone():
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    draw(layer(), 5, 4, noise=0.1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+
+
+@seeds
+@pytest.mark.parametrize("noise", [0.05, 0.5])
+def test_noise_is_relative_to_the_root_mean_square_of_the_labels(noise, seed):
+    truth = layer()
+    noisy = draw(truth, 1500, 5, noise=noise, seed=seed)
+    assert_close(noisy.X, draw(truth, 1500, 5, seed=seed).X, **SAME)
+    clean = truth(noisy.X)
+    level = (noisy.Y - clean).square().mean().sqrt() / clean.square().mean().sqrt()
+    assert abs(float(level) / noise - 1) < 0.1
+    assert abs(float((noisy.Y - clean).mean())) < 6 * float((noisy.Y - clean).std()) / noisy.Y.numel() ** 0.5
+
+
+def test_blocks_are_what_draw_joins():
+    count = BLOCK + 10
+    blocks = list(draw_batches(layer(), count, 2, noise=0.1, seed=5))
+    assert [len(block) for block in blocks] == [BLOCK, 10]
+    whole = draw(layer(), count, 2, noise=0.1, seed=5)
+    assert_close(whole.Y, torch.cat([block.Y for block in blocks]), **SAME)
+    assert not torch.equal(blocks[0].X[:10], blocks[1].X)
+
+
+def test_a_float32_layer_gives_float32_labels():
+    data = draw(layer(dtype=torch.float32), 5, 4, law="gaussian", noise=0.1)
+    assert (data.X.dtype, data.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("count", 0, "0"),
+        ("length", 2.5, "2.5"),
+        ("noise", -0.1, "-0.1"),
+        ("noise", float("nan"), "nan"),
+        ("seed", -1, "-1"),
+        ("law", "cauchy", "'cauchy'"),
+        ("law", None, "NoneType"),
+        ("law", np.ones((4, 2)), "shape (4, 2)"),
+        ("law", np.ones((0, 3)), "(0, 3)"),
+        ("law", np.array([[1.0, np.nan, 0.0]]), "nan at index (0, 1)"),
+    ],
+    ids=["count", "length", "noise", "noise_nan", "seed", "law", "law_none", "law_width", "law_empty",
+         "law_nan"],
+)
+def test_draw_refuses(refused, name, value, word):
+    with refused(name, word):
+        draw(layer(), **{"count": 4, "length": 3, name: value})
+
+
+# In memory
+
+
+def test_inputs_are_not_changed_and_the_text_says_the_sizes():
+    X, Y = normal(3, 4, 3), normal(3, 4, 2)
+    copies = X.clone(), Y.clone()
+    data = Examples(X, Y)
+    list(data.batches(2))
+    data.digest()
+    assert_close((X, Y), copies, **SAME)
+    assert repr(data) == "Examples(3 sequences of 4 tokens, width 3 → 2, torch.float64)"
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_batches_are_all_sequences_in_order(padded):
+    data = small(10, padded=padded)
+    batches = list(data.batches(4))
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert_close(torch.cat([batch.X for batch in batches]), data.X, **SAME)
+    assert_close(torch.cat([batch.Y for batch in batches]), data.Y, **SAME)
+    assert all((batch.padding is None) != padded for batch in batches)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_of_no_sequences_are_refused(refused, size):
+    with refused("size", str(size)):
+        list(small().batches(size))
+
+
+def test_a_digest_is_of_the_contents():
+    data = small()
+    assert data.digest() == Examples(data.X.clone(), data.Y.clone()).digest()
+    moved = data.Y.clone()
+    moved[3, 2, 1] += 1e-12
+    others = [
+        Examples(data.X, moved),
+        Examples(data.X, data.Y, mask="causal"),
+        Examples(data.X, data.Y, torch.zeros(10, 4, dtype=torch.bool)),
+        Examples(data.X, data.Y.float()),
+        data.take(range(9)),
+        data.take([1, 0, *range(2, 10)]),
+    ]
+    assert len({data.digest(), *(other.digest() for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_padded_sequences_are_labelled_as_the_short_ones(mask):
+    truth = layer(mask=mask)
+    Xs = [normal(k, 3, seed=k) for k in (2, 5, 3)]
+    Ys = [truth(x) for x in Xs]
+    data = Examples.pad(Xs, Ys, mask)
+    assert data.mask == mask
+    assert data.padding.sum(1).tolist() == [3, 0, 2]
+    labels = truth(data.X, data.padding)
+    for i, (x, y) in enumerate(zip(Xs, Ys, strict=True)):
+        assert_close(data.X[i, : len(x)], x, **SAME)
+        assert_close(data.Y[i, : len(x)], y, **SAME)
+        assert_close(labels[i, : len(x)], y, **EXACT)
+        assert (data.X[i, len(x) :] == 0).all()
+
+
+@given(
+    blocks=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    cuts=st.lists(st.integers(1, 8), min_size=1, max_size=5),
+    padded=st.booleans(),
+)
+def test_rebatch_cuts_the_same_sequences_anew(blocks, cuts, padded):
+    count = sum(blocks)
+    data = small(count, padded=padded)
+    starts = np.cumsum([0, *blocks])
+    source = [data.take(range(a, b)) for a, b in itertools.pairwise(starts)]
+    ends = [end for end in np.cumsum(cuts) if end < count]
+    sizes = np.diff([0, *ends, count]).tolist()
+    found = list(rebatch(source, sizes))
+    assert [len(batch) for batch in found] == sizes
+    assert_close(torch.cat([batch.X for batch in found]), data.X, **SAME)
+    assert_close(torch.cat([batch.Y for batch in found]), data.Y, **SAME)
+    if padded:
+        assert torch.equal(torch.cat([batch.padding for batch in found]), data.padding)
+
+
+def test_rebatch_refuses_more_than_there_is(refused):
+    with refused("sizes"):
+        list(rebatch([small(4)], [3, 3]))
+
+
+def test_rebatch_gives_an_empty_batch_where_one_is_asked_for():
+    assert [len(batch) for batch in rebatch([small(4)], [1, 0, 3, 0])] == [1, 0, 3, 0]
+
+
+@pytest.mark.parametrize("first", ["full", "padded"])
+def test_joining_full_and_padded_batches_keeps_the_padding(first):
+    parts = [small(2, padded=first == "padded"), small(2, padded=first != "padded")]
+    (joined,) = rebatch(parts, [4])
+    assert int(joined.padding.sum()) == 1
+
+
+# Shards
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_shards_round_trip(tmp_path, padded, mask):
+    data = small(10, padded=padded, mask=mask)
+    shards = write(tmp_path / "new", rebatch([data], [4, 3, 3]), shards=3)
+    again = Examples.open(tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        f"examples-0000{j}-of-00003.safetensors" for j in range(3)
+    ]
+    for held in (shards, again):
+        assert (len(held), held.length, held.width, held.out_width) == (10, 4, 3, 2)
+        assert (held.dtype, held.device, held.mask) == (torch.float64, torch.device("cpu"), mask)
+        assert held.digest() == data.digest()
+        assert_same(held.take(range(10)), data)
+        assert [len(batch) for batch in held.batches(4)] == [4, 4, 2]
+    assert repr(again) == "Shards(10 sequences of 4 tokens, width 3 → 2, torch.float64)"
+
+
+def test_shards_of_a_draw_are_the_draw(tmp_path):
+    data = draw(layer(), BLOCK + 76, 2, seed=1)
+    blocks = draw_batches(layer(), BLOCK + 76, 2, seed=1)
+    shards = write(tmp_path, rebatch(blocks, [550, 550]), shards=2)
+    assert shards.digest() == data.digest()
+    assert load_file(shards.files[0])["X"].dtype == torch.int8
+
+
+def test_signs_are_stored_as_int8_and_other_tokens_as_they_are(tmp_path):
+    X = normal(6, 4, 3).sign()
+    stored = load_file(write(tmp_path / "signs", [Examples(X, layer()(X))]).files[0])["X"]
+    assert stored.dtype == torch.int8
+    assert_close(stored.double(), X, **SAME)
+    X[5, 3, 2] = 0.5
+    assert_close(load_file(write(tmp_path / "other", [Examples(X, layer()(X))]).files[0])["X"], X, **SAME)
+
+
+def test_signs_given_as_floats_keep_their_digest(tmp_path):
+    X = normal(6, 4, 3).sign()
+    data = Examples(X, layer()(X))
+    assert write(tmp_path, [data]).digest() == data.digest()
+
+
+@pytest.mark.parametrize("tensor", [False, True], ids=["list", "tensor"])
+@pytest.mark.parametrize(
+    "index", [[0], [9], [3, 4], [2, 3, 4, 5, 6, 7, 8], [9, 0, 5, 5, 4, 3], list(range(10))], ids=str
+)
+def test_take_across_shards(tmp_path, index, tensor):
+    data = small(10, padded=True)
+    shards = write(tmp_path, rebatch([data], [4, 3, 3]), shards=3)
+    assert_same(shards.take(torch.tensor(index) if tensor else index), data.take(index))
+
+
+def test_take_nothing(tmp_path):
+    data = small(3)
+    assert_same(write(tmp_path, [data]).take([]), data.take([]))
+
+
+@pytest.mark.parametrize("index", [[10], [-1]], ids=str)
+def test_take_beyond_the_end_is_refused(refused, tmp_path, index):
+    with refused("index", str(index[0])):
+        write(tmp_path, [small(10)]).take(index)
+
+
+@pytest.mark.parametrize("where", ["memory", "shards"])
+def test_a_mask_is_not_an_index(refused, tmp_path, where):
+    data = small(4)
+    held = write(tmp_path, [data]) if where == "shards" else data
+    with refused("index", "bool"):
+        held.take(torch.tensor([True, False, False, True]))
+
+
+def test_labels_equal_to_the_inputs_are_written(tmp_path):
+    X = normal(4, 3, 2)
+    assert_same(write(tmp_path, [Examples(X, X)]).take(range(4)), Examples(X, X))
+
+
+def test_shards_have_the_permissions_of_any_new_file(tmp_path):
+    plain = tmp_path / "plain"
+    plain.touch()
+    shards = write(tmp_path / "new", [small()])
+    assert stat.S_IMODE(shards.files[0].stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_write_into_a_folder_in_use_is_refused_and_leaves_it(refused, tmp_path):
+    kept = tmp_path / "notes.txt"
+    kept.write_text("mine")
+    with refused("folder", str(tmp_path)):
+        write(tmp_path, [small()])
+    with refused("folder", str(kept)):
+        write(kept, [small()])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert kept.read_text() == "mine"
+
+
+def test_a_writer_that_dies_leaves_no_half_file(tmp_path):
+    def batches():
+        yield small(3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, batches(), shards=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["examples-00000-of-00002.safetensors"]
+    with pytest.raises(checks.InputError, match="without examples-00001-of-00002"):
+        Examples.open(tmp_path)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
+@pytest.mark.parametrize("name", ["X", "Y"])
+def test_an_entry_that_is_not_finite_is_refused_with_its_index(refused, name, bad):
+    parts = {"X": normal(5, 4, 3), "Y": normal(5, 4, 2)}
+    parts[name][3, 2, 1] = bad
+    with refused(f"examples.{name}", f"{bad} at index (3, 2, 1)"):
+        Examples(**parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("examples.X", {"X": normal(5, 4)}, "shape (5, 4)"),
+        ("examples.X", {"X": [normal(4, 3), normal(2, 3)]}, "lengths 2 to 4"),
+        ("examples.X", {"X": [normal(4, 3).tolist(), normal(2, 3).tolist()]}, "lengths 2 to 4"),
+        ("examples.X", {"X": [["a", "b"]]}, "list"),
+        ("examples.X", {"X": normal(5, 4, 3) > 0}, "bool"),
+        ("examples.X", {"X": normal(5, 4, 3).to(torch.complex64)}, "complex64"),
+        ("examples.Y", {"Y": normal(4, 5, 2)}, "shape (4, 5, 2)"),
+        ("examples.Y", {"Y": normal(5, 2, 4)}, "shape (5, 2, 4)"),
+        ("examples.Y", {"Y": normal(6, 4, 2)}, "shape (6, 4, 2)"),
+        ("examples.Y", {"Y": normal(5, 4)}, "shape (5, 4)"),
+        ("examples.Y", {"Y": None}, "NoneType"),
+        ("examples.padding", {"padding": torch.zeros(5, 4)}, "float32"),
+        ("examples.padding", {"padding": torch.zeros(4, 5, dtype=torch.bool)}, "shape (4, 5)"),
+        ("examples.padding", {"padding": torch.eye(5, 4) < 2}, "filling only"),
+        ("examples.mask", {"mask": "both"}, "'both'"),
+    ],
+    ids=["X_flat", "X_lengths", "X_lengths_list", "X_words", "X_bool", "X_complex", "Y_transposed",
+         "Y_swapped", "Y_count", "Y_flat", "Y_none", "padding_float", "padding_shape", "padding_all", "mask"],
+)
+def test_malformed_examples_are_refused(refused, name, change, word):
+    with refused(name, word):
+        Examples(**{"X": normal(5, 4, 3), "Y": normal(5, 4, 2), **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "Xs", "Ys", "word"),
+    [
+        ("Xs, Ys", [], [], "0 and 0"),
+        ("Xs, Ys", [normal(2, 3)], [], "1 and 0"),
+        ("Xs[1]", [normal(2, 3), normal(2, 4)], [normal(2, 2), normal(2, 2)], "shape (2, 4)"),
+        ("Xs[0]", [torch.tensor(1.0)], [normal(1, 2)], "shape ()"),
+        ("Ys[1]", [normal(2, 3), normal(4, 3)], [normal(2, 2), normal(3, 2)], "shape (3, 2)"),
+        ("Ys[0]", [normal(2, 3)], [torch.full((2, 2), torch.nan)], "nan at index (0, 0)"),
+    ],
+    ids=["empty", "unpaired", "width", "scalar", "rows", "nan"],
+)
+def test_pad_refuses(refused, name, Xs, Ys, word):
+    with refused(name, word):
+        Examples.pad(Xs, Ys)
+
+
+@pytest.mark.parametrize(
+    ("X", "padding", "word"),
+    [
+        (normal(5, 1, 3), None, "1 token per sequence"),
+        (torch.ones(5, 4, 3), None, "the same token everywhere"),
+        (torch.ones(5, 4, 3, dtype=torch.int8), None, "the same token everywhere"),
+        (torch.cat([torch.ones(5, 3, 3), torch.zeros(5, 1, 3)], 1),
+         torch.tensor([[False] * 3 + [True]] * 5), "the same token everywhere"),
+        (torch.zeros(0, 4, 3), None, "shape (0, 4, 3)"),
+        (torch.zeros(5, 4, 0), None, "shape (5, 4, 0)"),
+    ],
+    ids=["one_token", "constant", "constant_int8", "constant_but_filling", "no_sequences", "no_features"],
+)
+def test_tokens_that_teach_nothing_are_refused(refused, X, padding, word):
+    with refused("examples.X", word):
+        checks.tokens(X, padding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_tokens_that_differ_are_let_through(dtype):
+    X = torch.ones(5, 4, 3, dtype=dtype)
+    X[2, 1, 0] = -1
+    checks.tokens(X, None)
+    checks.tokens(X, torch.zeros(5, 4, dtype=torch.bool))
+
+
+# Folders that are not what they seem
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return write(tmp_path / "shards", rebatch([small(9)], [3, 3, 3]), shards=3)
+
+
+def test_a_foreign_folder_is_refused(refused, tmp_path):
+    with refused("examples", "nothing"):
+        Examples.open(tmp_path)
+    (tmp_path / "photo.jpg").write_bytes(b"?")
+    with refused("examples", "photo.jpg"):
+        Examples.open(tmp_path)
+    with refused("examples", "no folder"):
+        Examples.open(tmp_path / "photo.jpg")
+    with refused("examples", "no folder"):
+        Examples.open(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 60, -1], ids="keep{}".format)
+def test_a_truncated_shard_is_refused(refused, shards, keep):
+    victim = shards.files[1]
+    victim.write_bytes(victim.read_bytes()[:keep])
+    with refused(str(victim), "does not open"):
+        Examples.open(shards.folder)
+
+
+def test_a_pickle_is_never_read(refused, shards):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled",))
+
+    victim = shards.files[0]
+    victim.write_bytes(pickle.dumps(Trap()))
+    with refused(str(victim), "pickled files are never read"):
+        Examples.open(shards.folder)
+
+
+@pytest.mark.parametrize("j", [0, 1, 2], ids="shard{}".format)
+def test_a_missing_shard_is_refused_by_name(refused, shards, j):
+    shards.files[j].unlink()
+    with refused("examples", "all 3 shards", "2 of them", shards.files[j].name):
+        Examples.open(shards.folder)
+
+
+def test_two_sets_in_one_folder_are_refused(refused, shards):
+    shards.files[0].with_name("examples-00000-of-00001.safetensors").write_bytes(shards.files[0].read_bytes())
+    with refused("examples"):
+        Examples.open(shards.folder)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"X": normal(3, 5, 3), "Y": normal(3, 5, 2)},
+        {"X": normal(3, 4, 2), "Y": normal(3, 4, 2)},
+        {"X": normal(3, 4, 3), "Y": normal(3, 4, 3)},
+        {"X": normal(3, 4, 3), "Y": normal(3, 4, 2), "padding": torch.zeros(3, 4, dtype=torch.uint8)},
+    ],
+    ids=["length", "width", "out_width", "padding"],
+)
+def test_shards_of_differing_shapes_are_refused(refused, shards, other):
+    save_file(other, shards.files[2], metadata={"mask": "none"})
+    with refused(str(shards.files[2]), shards.files[0].name):
+        Examples.open(shards.folder)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "word"),
+    [
+        ({"X": normal(3, 4, 3)}, "['X']"),
+        ({"X": normal(3, 4, 3), "Y": normal(3, 4, 2), "Z": normal(1)}, "['X', 'Y', 'Z']"),
+        ({"X": normal(3, 4, 3), "Y": normal(4, 3, 2)}, "[4, 3, 2]"),
+        ({"X": normal(4, 3), "Y": normal(4, 2)}, "[4, 3]"),
+    ],
+    ids=["no_labels", "unknown", "transposed", "flat"],
+)
+def test_a_shard_with_other_tensors_is_refused(refused, shards, tensors, word):
+    save_file(tensors, shards.files[0])
+    with refused(str(shards.files[0]), word):
+        Examples.open(shards.folder)
+
+
+def test_a_shard_with_an_unknown_mask_is_refused(refused, shards):
+    save_file({"X": normal(3, 4, 3), "Y": normal(3, 4, 2)}, shards.files[0], metadata={"mask": "both"})
+    with refused("mask", "'both'"):
+        Examples.open(shards.folder)
+
+
+def test_a_nan_in_a_shard_is_refused_when_read(refused, shards):
+    X = normal(3, 4, 3)
+    X[1, 2, 0] = torch.nan
+    save_file({"X": X, "Y": normal(3, 4, 2)}, shards.files[1], metadata={"mask": "none"})
+    with refused("examples.X", "nan at index (1, 2, 0)"):
+        Examples.open(shards.folder).take(range(3, 6))

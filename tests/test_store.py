@@ -1,0 +1,313 @@
+import json
+import os
+import pickle
+import stat
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.testing import assert_close
+
+from headway import store
+from headway.checks import InputError
+from headway.layer import AttentionLayer
+from headway.results import Fit, NotLearnedError, Status
+from headway.store import Run
+
+SAME = {"rtol": 0, "atol": 0}
+
+
+def layer(**options):
+    return AttentionLayer.random(2, 4, **{"out_width": 3, "key_bias": True, "offset": True, **options})
+
+
+def fit(**options):
+    status = Status("noise", "The residual is label noise.", {"residual": 0.125, "floor": 1e-300})
+    return Fit(layer(**options), status, {"passes": 7, "seconds": 0.5}, ({"stage": "span", "gap": 2.5}, {}))
+
+
+def assert_same_layer(one, two):
+    assert one.mask == two.mask
+    assert list(one.tensors()) == list(two.tensors())
+    for name, value in one.tensors().items():
+        assert_close(value, two.tensors()[name], **SAME)
+
+
+def content(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def finished(tmp_path):
+    run = Run.create(tmp_path / "run", {"heads": 2})
+    run.finish(fit())
+    return run
+
+
+# Files
+
+
+@pytest.mark.parametrize("old", [None, b"old"], ids=["new", "replaced"])
+def test_write_bytes(tmp_path, old):
+    path = tmp_path / "a.bin"
+    if old:
+        path.write_bytes(old)
+    store.write_bytes(path, b"new")
+    assert content(tmp_path) == {"a.bin": b"new"}
+
+
+@pytest.mark.parametrize("broken", ["replace", "fsync"])
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_interrupted_write_leaves_the_old_content_only(tmp_path, monkeypatch, broken, error):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def fail(*_):
+        raise error("stopped")
+
+    monkeypatch.setattr(os, broken, fail)
+    with pytest.raises(error, match="stopped"):
+        store.write_bytes(path, b"new")
+    assert content(tmp_path) == {"a.bin": b"old"}
+
+
+def test_files_have_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "plain").touch()
+    store.write_json(tmp_path / "a.json", {})
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+# Layers
+
+
+@pytest.mark.parametrize("key_bias", [False, True], ids=["no_bias", "bias"])
+@pytest.mark.parametrize("offset", [False, True], ids=["no_offset", "offset"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_layers_round_trip(tmp_path, key_bias, offset, mask, dtype):
+    kept = layer(key_bias=key_bias, offset=offset, mask=mask, dtype=dtype)
+    store.save_layer(tmp_path / "layer.safetensors", kept)
+    assert_same_layer(store.load_layer(tmp_path / "layer.safetensors"), kept)
+
+
+def test_parts_that_share_memory_are_saved(tmp_path):
+    square = layer().Theta
+    kept = AttentionLayer(square, square, offset=square[0, 0])
+    store.save_layer(tmp_path / "layer.safetensors", kept)
+    assert_same_layer(store.load_layer(tmp_path / "layer.safetensors"), kept)
+
+
+def test_parts_that_are_not_contiguous_are_saved(tmp_path):
+    kept = AttentionLayer(layer().Theta.mT, layer().W[:, :, ::2])
+    store.save_layer(tmp_path / "layer.safetensors", kept)
+    assert_same_layer(store.load_layer(tmp_path / "layer.safetensors"), kept)
+
+
+def test_foreign_layer_files_are_refused(refused, tmp_path):
+    path = tmp_path / "layer.safetensors"
+    with refused(str(path), "does not open"):
+        store.load_layer(path)
+    path.write_bytes(pickle.dumps({"Theta": [1.0]}))
+    with refused(str(path), "pickled files are never read"):
+        store.load_layer(path)
+    store.save_layer(path, layer())
+    path.write_bytes(path.read_bytes()[:-1])
+    with refused(str(path), "does not open"):
+        store.load_layer(path)
+    save_file({"X": torch.zeros(1)}, path)
+    with refused(str(path), "['X']"):
+        store.load_layer(path)
+    save_file({"Theta": torch.zeros(1, 2, 2)}, path)
+    with refused(str(path), "['Theta']"):
+        store.load_layer(path)
+    save_file(layer().tensors(), path, metadata={"mask": "both"})
+    with refused("mask", "'both'"):
+        store.load_layer(path)
+
+
+# Runs
+
+
+def test_a_run_remembers_its_configuration(tmp_path):
+    made = Run.create(tmp_path / "deep" / "run", {"heads": "auto", "seed": 3, "sizes": (1, 2)})
+    again = Run.open(tmp_path / "deep" / "run")
+    assert again.config == made.config
+    assert again.config == {"kind": store.KIND, "heads": "auto", "seed": 3, "sizes": [1, 2]}
+    assert not again.finished
+
+
+def test_a_run_is_not_made_in_a_folder_in_use(refused, finished, tmp_path):
+    before = content(tmp_path)
+    with refused("out", "--resume"):
+        Run.create(finished.path, {"heads": 2})
+    with refused("out"):
+        Run.create(finished.path / "config.json", {})
+    assert content(tmp_path) == before
+
+
+def test_a_configuration_that_is_not_data_makes_no_folder(tmp_path):
+    with pytest.raises(TypeError):
+        Run.create(tmp_path / "run", {"heads": object()})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("reopened", [False, True], ids=["same", "reopened"])
+def test_a_stage_is_computed_once(tmp_path, reopened):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        base = torch.arange(12.0).view(3, 4)
+        tensors = {"basis": base.T, "again": base, "steps": torch.tensor(3), "ok": torch.tensor([True])}
+        return tensors, {"gap": 0.1, "note": "Θ", "kept": [1, 2], "none": None}
+
+    run = Run.create(tmp_path / "run", {})
+    first, info = run.stage("span", compute)
+    if reopened:
+        run = Run.open(tmp_path / "run")
+    second, again = run.stage("span", compute)
+    assert calls == [1]
+    assert again == info
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert_close(second[name], value, **SAME)
+
+
+def test_stages_are_told_apart_by_name_and_may_be_empty(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    assert run.stage("span", lambda: ({}, {"n": 1})) == ({}, {"n": 1})
+    assert run.stage("unmix", lambda: ({}, {"n": 2})) == ({}, {"n": 2})
+    assert run.stage("span", lambda: pytest.fail("computed twice")) == ({}, {"n": 1})
+
+
+def test_a_stage_that_raises_leaves_no_file_and_can_be_tried_again(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+
+    def fail():
+        raise ArithmeticError("no gap")
+
+    before = content(run.path)
+    with pytest.raises(ArithmeticError, match="no gap"):
+        run.stage("span", fail)
+    assert content(run.path) == before
+    assert run.stage("span", lambda: ({}, {"n": 1}))[1] == {"n": 1}
+
+
+def test_a_truncated_stage_is_refused(refused, tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    run.stage("span", lambda: ({"basis": torch.ones(3)}, {}))
+    path = run.path / "stages" / "span.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with refused(str(path), "does not open"):
+        run.stage("span", lambda: pytest.fail("computed twice"))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_a_finished_run_gives_its_fit_back(tmp_path, mask):
+    made = Run.create(tmp_path / "run", {})
+    assert not made.finished
+    made.finish(fit(mask=mask))
+    again = Run.open(tmp_path / "run")
+    assert again.finished
+    found, kept = again.fit(), fit(mask=mask)
+    assert_same_layer(found.layer, kept.layer)
+    assert (found.status, found.stats, found.trace) == (kept.status, kept.stats, kept.trace)
+    assert again.manifest()["versions"].keys() == {
+        "python", "headway", "torch", "numpy", "scipy", "safetensors"
+    }
+    assert again.truth() is None
+
+
+def test_a_run_may_know_the_truth(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    store.save_layer(run.path / "truth.safetensors", layer(seed=5))
+    run.finish(fit())
+    assert_same_layer(Run.open(run.path).truth(), layer(seed=5))
+    assert set(run.manifest()["sha256"]) == set(store.FILES)
+
+
+def test_an_unfinished_run_has_no_fit(refused, tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    with refused(str(run.path), "without manifest.json", "--resume"):
+        run.fit()
+
+
+def test_a_run_that_dies_before_the_manifest_is_not_finished(tmp_path, monkeypatch):
+    run = Run.create(tmp_path / "run", {})
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(store, "write_json", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run.finish(fit())
+    assert not Run.open(run.path).finished
+
+
+@pytest.mark.parametrize("name", ["layer.safetensors", "config.json"])
+@pytest.mark.parametrize("how", ["changed", "removed"])
+def test_a_tampered_file_is_refused(refused, finished, name, how):
+    path = finished.path / name
+    if how == "removed":
+        path.unlink()
+    elif name == "config.json":
+        store.write_json(path, {**finished.config, "heads": 3})
+    else:
+        store.save_layer(path, layer(seed=1))
+    with refused(str(path), "sha256"):
+        finished.fit()
+
+
+def test_one_flipped_bit_is_refused(finished):
+    path = finished.path / "layer.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="sha256"):
+        finished.fit()
+
+
+def test_foreign_folders_are_refused(refused, tmp_path):
+    for folder in (tmp_path, tmp_path / "absent"):
+        with refused(str(folder / "config.json"), "no readable JSON"):
+            Run.open(folder)
+    (tmp_path / "config.json").write_text(json.dumps({"kind": "of_other_software"}))
+    with refused(str(tmp_path), "of_other_software"):
+        Run.open(tmp_path)
+    assert list(content(tmp_path)) == ["config.json"]
+    assert not (tmp_path / "stages").exists()
+
+
+CORRUPT = [b"", b"{", b'{"kind": ', b"[1, 2]", b"\xff\xfe\x00", b"{}"]
+
+
+@pytest.mark.parametrize("data", CORRUPT, ids=repr)
+def test_a_corrupted_configuration_is_refused(finished, data):
+    (finished.path / "config.json").write_bytes(data)
+    with pytest.raises(InputError, match=r"expected .* got .* Try: "):
+        Run.open(finished.path)
+
+
+@pytest.mark.parametrize("data", CORRUPT, ids=repr)
+def test_a_corrupted_manifest_is_refused(refused, finished, data):
+    path = finished.path / "manifest.json"
+    path.write_bytes(data)
+    with refused(str(path)):
+        finished.fit()
+
+
+# Results
+
+
+@pytest.mark.parametrize(
+    ("kind", "ok"),
+    [("recovered", True), ("noise", True), ("not_realisable", False), ("too_few", False), ("limit", False)],
+)
+def test_a_status_says_whether_the_layer_may_be_used(kind, ok):
+    status = Status(kind, "A sentence.")
+    assert (status.ok, str(status)) == (ok, "A sentence.")
+    failed = NotLearnedError(Fit(layer(), status, {}, ()))
+    assert str(failed) == "A sentence."
+    assert failed.fit.status is status
+    assert repr(failed.fit) == f"Fit({layer()!r}, {kind}: A sentence.)"
