@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from common import record, timed
 
 import headway as hw
+from common import record, timed
 from headway.learn.counting import Size
 
 COUNT = 40

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from common import record, timed
 
 import headway as hw
+from common import record, timed
 from headway import attention
 from headway.learn.gauss_newton import Problem, Rows, gauss_newton
 from headway.learn.shapes import Full

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from common import record, timed
 
 import headway as hw
+from common import record, timed
 from headway.learn.counting import Size
 
 COUNT = 60

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from headway import store
+from headway import files, store
 from headway.checks import InputError
 from headway.layer import AttentionLayer
 from headway.results import Fit, NotLearnedError, Status
@@ -52,7 +52,7 @@ def test_write_bytes(tmp_path, old):
     path = tmp_path / "a.bin"
     if old:
         path.write_bytes(old)
-    store.write_bytes(path, b"new")
+    files.write_bytes(path, b"new")
     assert content(tmp_path) == {"a.bin": b"new"}
 
 
@@ -67,7 +67,7 @@ def test_an_interrupted_write_leaves_the_old_content_only(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, broken, fail)
     with pytest.raises(error, match="stopped"):
-        store.write_bytes(path, b"new")
+        files.write_bytes(path, b"new")
     assert content(tmp_path) == {"a.bin": b"old"}
 
 

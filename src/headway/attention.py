@@ -76,7 +76,8 @@ def attend(P: Tensor, X: Tensor) -> Tensor:
 def project(H: Tensor, W: Tensor, offset: Tensor | None = None) -> Tensor:
     """Σ_i W_iᵀ h_i (+ c): (n, k, m, d) and (m, d, e) to (n, k, e)."""
     n, k, m, d = H.shape
-    Y = (H.reshape(n * k, m * d) @ W.reshape(m * d, -1)).view(n, k, -1)
+    e = W.shape[2]
+    Y = (H.reshape(n * k, m * d) @ W.reshape(m * d, e)).view(n, k, e)
     return Y if offset is None else Y + offset
 
 
@@ -136,8 +137,8 @@ def vjp(X: Tensor, P: Tensor, W: Tensor, U: Tensor, rows: int) -> tuple[Tensor, 
 def _scores(X: Tensor, Theta: Tensor) -> Tensor:
     """S[n, a, i, b] = x̃_aᵀΘ_i x_b."""
     n, k, d = X.shape
-    m = Theta.shape[0]
-    Q = queries(X, Theta).reshape(n * k, -1) @ Theta.transpose(0, 1).reshape(-1, m * d)
+    m, r, _ = Theta.shape
+    Q = queries(X, Theta).reshape(n * k, r) @ Theta.transpose(0, 1).reshape(r, m * d)
     return torch.bmm(Q.view(n, k * m, d), X.transpose(1, 2)).view(n, k, m, k)
 
 

@@ -28,7 +28,7 @@ def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
         refuse(name, "sequences of one length", f"lengths {lengths[0]} to {lengths[-1]}",
                "Examples.pad(list_of_X, list_of_Y), which pads them and records a padding mask")
     try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(_array(value))
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{name}: expected a tensor or array of real numbers; got {type(value).__name__} "
@@ -47,8 +47,20 @@ def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
     return tensor.detach()
 
 
+def _array(value: Any) -> np.ndarray:
+    """Nested lists, of tensors too; a copy where the memory may not be written to."""
+    if isinstance(value, (list, tuple)):
+        value = [v.detach().cpu().numpy() if isinstance(v, Tensor) else v for v in value]
+    array = np.asarray(value)
+    return array if array.flags.writeable else array.copy()
+
+
 def _ragged(value: Sequence[Any]) -> bool:
-    return len({len(v) for v in value if hasattr(v, "__len__")}) > 1
+    """Whether all entries have a length, and not all the same."""
+    try:
+        return len({len(v) for v in value}) > 1
+    except TypeError:
+        return False
 
 
 def shape(name: str, tensor: Tensor, expected: tuple[int | str, ...], hint: str) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from headway import checks
+from headway.files import open_tensors, write_tensors
 from headway.layer import MASKS, AttentionLayer
 
 BLOCK = 1024  # sequences drawn at a time; part of what a seed means, so never changed
@@ -52,7 +51,9 @@ class Examples:
                               "a sequence of filling only", "drop such sequences")
         if X.device != Y.device:
             checks.refuse("examples.Y", f"device {X.device}, as X", Y.device, "Y.to(X.device)")
-        self.X, self.Y, self.padding = X, Y, padding
+        self.X: Tensor = X
+        self.Y: Tensor = Y
+        self.padding: Tensor | None = padding
         self.mask = checks.choice("examples.mask", mask, MASKS)
 
     def __len__(self) -> int:
@@ -79,14 +80,15 @@ class Examples:
     def device(self) -> torch.device:
         return self.X.device
 
-    def take(self, index: Sequence[int] | Tensor) -> Examples:
+    def take(self, index: Sequence[int] | Tensor | np.ndarray) -> Examples:
         """The sequences with these indices, in memory."""
-        at = torch.as_tensor(index, dtype=torch.long, device=self.device)
+        at = torch.as_tensor(_whole_index(index, len(self)), device=self.device)
         padding = None if self.padding is None else self.padding[at]
         return Examples(self.X[at], self.Y[at], padding, self.mask)
 
     def batches(self, size: int) -> Iterator[Examples]:
         """All sequences in order, ``size`` at a time, in memory one batch at a time."""
+        checks.whole("size", size)
         for start in range(0, len(self), size):
             yield self.take(range(start, min(start + size, len(self))))
 
@@ -94,7 +96,7 @@ class Examples:
         """SHA-256 over the contents: says whether two sets of examples are the same one."""
         sha = hashlib.sha256(self.mask.encode())
         for batch in self.batches(BLOCK):
-            for part in (batch.X, batch.Y, batch.padding):
+            for part in (_compact(batch.X), batch.Y, batch.padding):
                 if part is not None:
                     sha.update(f"{part.dtype}{tuple(part.shape[1:])}".encode())
                     sha.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -109,6 +111,8 @@ class Examples:
         xs = [checks.floating(f"Xs[{i}]", x) for i, x in enumerate(Xs)]
         ys = [checks.floating(f"Ys[{i}]", y) for i, y in enumerate(Ys)]
         for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            checks.shape(f"Xs[{i}]", x, ("k", "d"), "tokens as rows")
+            checks.shape(f"Ys[{i}]", y, ("k", "e"), "one output row per token")
             checks.shape(f"Xs[{i}]", x, ("k", xs[0].shape[-1]), "tokens as rows, one width for all")
             checks.shape(f"Ys[{i}]", y, (x.shape[0], ys[0].shape[-1]), "one output row per token")
         pad = torch.nn.utils.rnn.pad_sequence
@@ -132,6 +136,7 @@ class Shards(Examples):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.files = _shard_files(self.folder)
+        self._open: dict[int, Any] = {}
         self._starts = [0]
         first: dict[str, Any] | None = None
         for path in self.files:
@@ -170,10 +175,16 @@ class Shards(Examples):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def take(self, index: Sequence[int] | Tensor) -> Examples:
-        at = np.asarray(index, dtype=np.int64)
-        if at.size and (at.min() < 0 or at.max() >= len(self)):
-            checks.refuse("index", f"0 to {len(self) - 1}", f"{at.min()} to {at.max()}", "a valid index")
+    def _file(self, j: int) -> Any:
+        """Opened once: opening costs more than reading one sequence."""
+        if j not in self._open:
+            self._open[j] = open_tensors(self.files[j])
+        return self._open[j]
+
+    def take(self, index: Sequence[int] | Tensor | np.ndarray) -> Examples:
+        at = _whole_index(index, len(self))
+        if not at.size:
+            return self.take([0]).take([])
         shard = np.searchsorted(self._starts, at, side="right") - 1
         names = ["X", "Y"] + (["padding"] if self._head["padding"] else [])
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -182,9 +193,8 @@ class Shards(Examples):
         for run in np.split(np.arange(at.size), cuts):
             j = int(shard[run[0]])
             low = int(at[run[0]]) - self._starts[j]
-            with _opened(self.files[j]) as file:
-                for name in names:
-                    parts[name].append(file.get_slice(name)[low : low + len(run)])
+            for name in names:
+                parts[name].append(self._file(j).get_slice(name)[low : low + len(run)])
         whole = {name: torch.cat(pieces) for name, pieces in parts.items()}
         padding = whole["padding"].bool() if "padding" in whole else None
         return Examples(whole["X"], whole["Y"], padding, self.mask)
@@ -201,12 +211,10 @@ def write(folder: str | os.PathLike[str], batches: Iterable[Examples], shards: i
     target.mkdir(parents=True, exist_ok=True)
     for j, batch in enumerate(batches):
         final = target / f"examples-{j:05d}-of-{shards:05d}.safetensors"
-        tensors = {"X": _compact(batch.X), "Y": batch.Y.contiguous().cpu()}
+        tensors = {"X": _compact(batch.X), "Y": batch.Y}
         if batch.padding is not None:
-            tensors["padding"] = batch.padding.to(torch.uint8).cpu()
-        temporary = final.with_suffix(".part")
-        save_file(tensors, temporary, metadata={"kind": KIND, "mask": batch.mask})
-        os.replace(temporary, final)
+            tensors["padding"] = batch.padding.to(torch.uint8)
+        write_tensors(final, tensors, {"kind": KIND, "mask": batch.mask})
     return Shards(target)
 
 
@@ -246,6 +254,9 @@ def draw_batches(
     else:
         vocabulary = checks.floating("law", law)
         checks.shape("law", vocabulary, ("v", layer.width), "one row per word of the vocabulary")
+        if not len(vocabulary):
+            checks.refuse("law", "a vocabulary of at least one word", f"shape {tuple(vocabulary.shape)}",
+                          "law='boolean'")
     kind = layer.Theta.dtype
     device = layer.Theta.device
 
@@ -280,19 +291,37 @@ def rebatch(batches: Iterable[Examples], sizes: Sequence[int]) -> Iterator[Examp
     source = iter(batches)
     held: list[Examples] = []
     for size in sizes:
+        checks.whole("sizes", size, 0)
         while sum(map(len, held)) < size:
-            held.append(next(source))
+            block = next(source, None)
+            if block is None:
+                checks.refuse("sizes", f"at most {sum(map(len, held))} more sequences", size,
+                              "sizes that add up to the number of sequences")
+            held.append(block)
         whole = _join(held)
         yield whole.take(range(size))
-        held = [whole.take(range(size, len(whole)))] if len(whole) > size else []
+        held = [whole.take(range(size, len(whole)))]  # kept even if empty: it knows the shapes
 
 
 def _join(parts: list[Examples]) -> Examples:
     if len(parts) == 1:
         return parts[0]
-    padding = None if parts[0].padding is None else torch.cat([p.padding for p in parts])  # type: ignore[misc]
+    padding = None
+    if any(p.padding is not None for p in parts):
+        full = [torch.zeros(p.Y.shape[:2], dtype=torch.bool, device=p.device) for p in parts]
+        padding = torch.cat([f if p.padding is None else p.padding for p, f in zip(parts, full, strict=True)])
     return Examples(torch.cat([p.X for p in parts]), torch.cat([p.Y for p in parts]), padding,
                     parts[0].mask)
+
+
+def _whole_index(index: Sequence[int] | Tensor | np.ndarray, n: int) -> np.ndarray:
+    at = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
+    if at.dtype == bool or at.ndim != 1 or (at.size and not np.issubdtype(at.dtype, np.integer)):
+        checks.refuse("index", "a list of whole numbers", f"{at.dtype} of shape {at.shape}",
+                      "mask.nonzero() for a mask")
+    if at.size and (at.min() < 0 or at.max() >= n):
+        checks.refuse("index", f"0 to {n - 1}", f"{at.min()} to {at.max()}", "a valid index")
+    return at.astype(np.int64)
 
 
 def _compact(X: Tensor) -> Tensor:
@@ -319,19 +348,9 @@ def _shard_files(folder: Path) -> list[Path]:
     return found
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise checks.InputError(
-            f"{path}: expected a whole safetensors file; got one that does not open ({error}). "
-            "Try: write it again; pickled files are never read."
-        ) from None
-
-
 def _shard_head(path: Path) -> dict[str, Any]:
     """Count, shapes and mask of a shard, from its header alone."""
-    with _opened(path) as file:
+    with open_tensors(path) as file:
         names = set(file.keys())
         meta = file.metadata() or {}
         if not {"X", "Y"} <= names or names - {"X", "Y", "padding"}:

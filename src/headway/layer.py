@@ -39,6 +39,8 @@ class AttentionLayer:
         m, d = Theta.shape[:2]
         checks.shape("Theta", Theta, (m, d, d), "each Theta_i must be square")
         checks.shape("W", W, (m, d, "e"), f"one ({d}, e) matrix for each of Theta's {m} heads")
+        if not m:
+            checks.refuse("Theta", "at least one head", f"shape {tuple(Theta.shape)}", "Theta of shape (1, d, d)")
         object.__setattr__(self, "Theta", Theta)
         object.__setattr__(self, "W", W)
         for name, size in (("key_bias", (m, d)), ("offset", (W.shape[2],))):
@@ -47,6 +49,9 @@ class AttentionLayer:
                 value = checks.floating(name, value)
                 checks.shape(name, value, size, "one entry per head and feature" if m else "None")
                 object.__setattr__(self, name, value)
+        for name, value in self.tensors().items():
+            if value.dtype != Theta.dtype:
+                checks.refuse(name, f"dtype {Theta.dtype}, as Theta", value.dtype, f"{name}.to(Theta)")
         checks.choice("mask", self.mask, MASKS)
 
     @property
@@ -90,12 +95,16 @@ class AttentionLayer:
                           f"layer.to({X.dtype}) or X.to({self.Theta.dtype})")
         if padding is not None:
             padding = padding.unsqueeze(0) if single else padding
+            if padding.dtype != torch.bool:
+                checks.refuse("padding", "bool, True where a token is filling", padding.dtype, "padding.bool()")
             checks.shape("padding", padding, tuple(X.shape[:2]), "True where a token is filling")
         return X, attention.allowed(X, self.mask, padding), single
 
     def to(self, target: torch.dtype | torch.device | str) -> AttentionLayer:
         """The same layer in another dtype or on another device."""
-        moved = {name: value.to(target) for name, value in self.tensors().items()}
+        if isinstance(target, torch.dtype) and not target.is_floating_point:
+            checks.refuse("target", "a floating dtype or a device", target, "torch.float64")
+        moved: dict[str, Any] = {name: value.to(target) for name, value in self.tensors().items()}
         return replace(self, **moved)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -154,7 +163,7 @@ class AttentionLayer:
         m, d = checks.whole("heads", heads), checks.whole("width", width)
         e = d if out_width is None else checks.whole("out_width", out_width)
         scale = checks.number("scale", scale)
-        draw = torch.Generator().manual_seed(checks.whole("seed", seed, 0))
+        draw = torch.Generator().manual_seed(checks.whole("seed", seed, 0, 2**63 - 1))
 
         def normal(*size: int) -> Tensor:
             return torch.randn(*size, generator=draw, dtype=torch.float64)

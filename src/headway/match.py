@@ -46,6 +46,9 @@ def match(learned: AttentionLayer, truth: AttentionLayer) -> Match:
     if (learned.width, learned.out_width) != (truth.width, truth.out_width):
         checks.refuse("learned", f"width {truth.width} → {truth.out_width}, as the truth",
                       f"{learned.width} → {learned.out_width}", "compare layers of one shape")
+    if learned.mask != truth.mask:
+        checks.refuse("learned", f"mask {truth.mask!r}, as the truth", repr(learned.mask),
+                      "compare layers of one mask")
     A, B = _with_bias(learned), _with_bias(truth)
     V, W = learned.W.double().cpu(), truth.W.double().cpu()
     theta, w = _relative(A, B), _relative(V, W)

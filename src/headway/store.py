@@ -11,51 +11,31 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from headway import checks
+from headway.files import read_json, read_tensors, write_json, write_tensors
 from headway.layer import AttentionLayer
 from headway.results import Fit, Status
 
 Stage = tuple[dict[str, Tensor], dict[str, Any]]
 KIND = "headway-run-1"
 LAYER = "headway-layer-1"
+MANIFEST = {"status", "stats", "trace", "versions", "sha256"}
 FILES = ("config.json", "layer.safetensors", "truth.safetensors")
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write to a temporary name beside ``path``, flush to disk, move."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_bytes(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
-
-
 def save_layer(path: str | os.PathLike[str], layer: AttentionLayer) -> None:
-    tensors = {name: value.detach().cpu().contiguous() for name, value in layer.tensors().items()}
-    write_bytes(Path(path), save(tensors, metadata={"kind": LAYER, "mask": layer.mask}))
+    write_tensors(Path(path), layer.tensors(), {"kind": LAYER, "mask": layer.mask})
 
 
 def load_layer(path: str | os.PathLike[str]) -> AttentionLayer:
-    tensors, meta = _read(Path(path))
+    tensors, meta = read_tensors(Path(path))
     unknown = set(tensors) - {"Theta", "W", "key_bias", "offset"}
     if unknown or not {"Theta", "W"} <= set(tensors):
         checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", sorted(tensors),
@@ -84,7 +64,7 @@ class Run:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
         folder = Path(path)
-        config = _read_json(folder / "config.json", "a run folder written by headway learn")
+        config = read_json(folder / "config.json", "a run folder written by headway learn")
         if config.get("kind") != KIND:
             checks.refuse(str(folder), f"a run of kind {KIND}", config.get("kind"), "headway learn again")
         (folder / "stages").mkdir(exist_ok=True)
@@ -98,11 +78,10 @@ class Run:
         """What ``compute`` returned the first time this stage was run, from disk if need be."""
         path = self.path / "stages" / f"{name}.safetensors"
         if path.exists():
-            tensors, meta = _read(path)
+            tensors, meta = read_tensors(path)
             return tensors, json.loads(meta["info"])
         tensors, info = compute()
-        data = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-        write_bytes(path, save(data, metadata={"info": json.dumps(info)}))
+        write_tensors(path, tensors, {"info": json.dumps(info)})
         return tensors, info
 
     def finish(self, fit: Fit) -> None:
@@ -123,7 +102,11 @@ class Run:
         if not self.finished:
             checks.refuse(str(self.path), "a finished run", "one without manifest.json",
                           f"headway learn --resume {self.path}")
-        return _read_json(self.path / "manifest.json", "a run folder written by headway learn")
+        found = read_json(self.path / "manifest.json", "a run folder written by headway learn")
+        if found.get("kind") != KIND or not MANIFEST <= set(found):
+            checks.refuse(str(self.path / "manifest.json"), f"a manifest of kind {KIND}",
+                          f"one with {sorted(found) or 'nothing'}", "headway learn again")
+        return found
 
     def fit(self) -> Fit:
         """The stored result; refused if a file is not the one the manifest vouches for."""
@@ -154,26 +137,3 @@ def versions() -> dict[str, str]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise checks.InputError(
-            f"{path}: expected a whole safetensors file; got one that does not open ({error}). "
-            "Try: write it again; pickled files are never read."
-        ) from None
-
-
-def _read_json(path: Path, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise checks.InputError(
-            f"{path}: expected {what}; got no readable JSON ({error}). Try: headway learn EXAMPLES --out RUN."
-        ) from None
-    if not isinstance(value, dict):
-        checks.refuse(str(path), what, "JSON of another kind", "headway learn EXAMPLES --out RUN")
-    return value

@@ -103,7 +103,7 @@ class Solution:
 
 def _features(rows: Rows, Theta: Tensor, offset: bool) -> tuple[Tensor, Tensor]:
     P = attention.patterns(rows.X, Theta, rows.see)
-    n, k, m, _ = P.shape
+    n, k = P.shape[:2]
     H = attention.attend(P, rows.X)
     if rows.valid is not None:
         H = H * rows.valid.unsqueeze(3)
@@ -116,6 +116,7 @@ def _features(rows: Rows, Theta: Tensor, offset: bool) -> tuple[Tensor, Tensor]:
 
 def _cholesky(G: Tensor) -> Tensor:
     """Factor of G plus the least ridge that makes it numerically definite (equal or dead heads do not)."""
+    factor: Tensor
     eye = torch.eye(len(G), dtype=G.dtype, device=G.device)
     ridge = 8 * torch.finfo(G.dtype).eps * float(G.diagonal().mean()) + torch.finfo(G.dtype).tiny
     for _ in range(12):
@@ -123,7 +124,8 @@ def _cholesky(G: Tensor) -> Tensor:
         if int(info) == 0:
             return factor
         ridge *= 32
-    return torch.linalg.cholesky(G + ridge * eye)
+    factor = torch.linalg.cholesky(G + ridge * eye)
+    return factor
 
 
 def evaluate(problem: Problem, Theta: Tensor) -> Point:

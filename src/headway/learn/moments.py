@@ -104,4 +104,5 @@ def gap(values: Tensor) -> tuple[int, float]:
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    return torch.linalg.qr(rows.T)[0].T.contiguous()
+    Q: Tensor = torch.linalg.qr(rows.T)[0]
+    return Q.T.contiguous()

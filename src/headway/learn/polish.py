@@ -1,4 +1,4 @@
-"""Gauss–Newton on all Θ_i to the floor of the arithmetic: float32 first, few rows first, low rank where it shows."""
+"""Gauss–Newton on all Θ_i to the floor of the arithmetic: few rows and float32 first, low rank where it shows."""
 
 from __future__ import annotations
 

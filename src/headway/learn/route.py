@@ -112,7 +112,7 @@ class _Route:
         self.floor = floor_of(examples.dtype)
         self.current = {"stage": "frame", "heads": 0}
         tensors, info = self.stage("frame", self._frame)
-        self.source.frame = Frame(**{n: t.to(self.source.device) for n, t in tensors.items()}, **info["frame"])
+        self.source.frame = Frame(tensors["mean"], tensors["out"], tensors["back"], **info["frame"])
         imposed = rank if isinstance(rank, int) else None
         self.size = Size(self.source.d, examples.out_width, examples.length, examples.mask, imposed)
         self.basis: Tensor | None = None
@@ -260,8 +260,7 @@ class _Route:
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
-        tensors, info = self.stage(name, compute, m)
-        return Polished(**tensors, **{n: v for n, v in info.items() if n != "seconds"})
+        return _polished(self.stage(name, compute, m))
 
     # -- more or fewer heads --------------------------------------------------------------------------------
 
@@ -386,8 +385,7 @@ class _Route:
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
-        tensors, info = self.stage("descent", compute, m)
-        return self.close(Polished(**tensors, **{n: v for n, v in info.items() if n != "seconds"}), False)
+        return self.close(_polished(self.stage("descent", compute, m)), False)
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -420,7 +418,7 @@ class _Route:
             return Status("recovered", f"Recovered to the floor of the arithmetic: {_heads(m)}, relative error "
                           f"{held:.1e} on {len(self.source.held)} held-out sequences.{tail}", numbers)
         need = math.ceil(3 * size.floor(m) / (1 - len(self.source.held) / len(self.examples)))
-        if n < size.floor(m) or held > 3 * noise and best.sequences == n and n < 3 * size.floor(m):
+        if n < size.floor(m) or (held > 3 * noise and best.sequences == n and n < 3 * size.floor(m)):
             return Status("too_few", f"Too few examples: {n} fitted sequences do not determine {_heads(m)} "
                           f"(held-out error {held:.1e}, fitted {best.residual:.1e}). About {need} sequences are "
                           f"needed.{tail}", {**numbers, "needed": float(need)})
@@ -458,6 +456,12 @@ class _Route:
 
         _, info = self.stage(name, compute, best.Theta.shape[0])
         return bool(info["top_moment"] > 1.3 * info["without_relation"])
+
+
+def _polished(stage: Stage) -> Polished:
+    tensors, info = stage
+    numbers = {name: value for name, value in info.items() if name != "seconds"}
+    return Polished(tensors["Theta"], tensors["W"], tensors["offset"], **numbers)
 
 
 def _better(a: Polished | None, b: Polished) -> Polished:

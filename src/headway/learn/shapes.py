@@ -149,8 +149,11 @@ def _lifted(D: Tensor) -> Tensor:
 
 
 def _factor(D: Tensor) -> Tensor:
+    factor: Tensor
     factor, info = torch.linalg.cholesky_ex(D)
-    return factor if not bool((info != 0).any()) else torch.linalg.cholesky(_lifted(_lifted(D)))
+    if bool((info != 0).any()):
+        factor = torch.linalg.cholesky(_lifted(_lifted(D)))
+    return factor
 
 
 def _left(g: Tensor, chol: Tensor) -> Tensor:

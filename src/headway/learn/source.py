@@ -83,8 +83,8 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     noise = 8.0 / math.sqrt(N)
     eye = torch.eye(d, dtype=torch.float64)
     if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
-        plain = Frame(mean * 0, eye, eye, scale, True)
-        return Frame(*(t.to(device) for t in (plain.mean, plain.out, plain.back)), scale, True)
+        eye = eye.to(device)
+        return Frame(torch.zeros_like(eye[0]), eye, eye, scale, True)
     values, vectors = torch.linalg.eigh(covariance)
     alive = values > 1e-10 * values.max()
     root, E = values[alive].sqrt(), vectors[:, alive]
