@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from headway.store import versions, write_bytes, write_json
+from headway.files import write_bytes, write_json
+from headway.store import versions
 
 RESULTS = Path(__file__).parent / "results"
 

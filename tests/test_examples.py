@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from headway import checks
 from headway.examples import BLOCK, Examples, draw, draw_batches, rebatch, write
-from headway.layer import AttentionLayer
+from headway.layer import AttentionLayer, load_layer
 
 SAME = {"rtol": 0, "atol": 0}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -333,16 +333,27 @@ def test_write_into_a_folder_in_use_is_refused_and_leaves_it(refused, tmp_path):
     assert kept.read_text() == "mine"
 
 
-def test_a_writer_that_dies_leaves_no_half_file(tmp_path):
+def test_a_writer_that_dies_leaves_nothing(tmp_path):
     def batches():
         yield small(3)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path, batches(), shards=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["examples-00000-of-00002.safetensors"]
-    with pytest.raises(checks.InputError, match="without examples-00001-of-00002"):
-        Examples.open(tmp_path)
+        write(tmp_path / "data", batches(), shards=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fewer_batches_than_shards_are_refused(tmp_path):
+    with pytest.raises(checks.InputError, match="shards: expected as many"):
+        write(tmp_path / "data", [small(3)], shards=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_layer_is_stored_beside_the_shards(tmp_path):
+    layer = AttentionLayer.random(heads=2, width=3, seed=4)
+    write(tmp_path / "data", [draw(layer, 5, 4, seed=5)], truth=layer)
+    assert torch.equal(load_layer(tmp_path / "data" / "truth.safetensors").Theta, layer.Theta)
+    assert len(Examples.open(tmp_path / "data")) == 5
 
 
 # Refusals

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from headway import files, store
 from headway.checks import InputError
-from headway.layer import AttentionLayer
+from headway.layer import AttentionLayer, load_layer, save_layer
 from headway.results import Fit, NotLearnedError, Status
 from headway.store import Run
 
@@ -87,43 +87,43 @@ def test_files_have_the_permissions_of_any_new_file(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_layers_round_trip(tmp_path, key_bias, offset, mask, dtype):
     kept = layer(key_bias=key_bias, offset=offset, mask=mask, dtype=dtype)
-    store.save_layer(tmp_path / "layer.safetensors", kept)
-    assert_same_layer(store.load_layer(tmp_path / "layer.safetensors"), kept)
+    save_layer(tmp_path / "layer.safetensors", kept)
+    assert_same_layer(load_layer(tmp_path / "layer.safetensors"), kept)
 
 
 def test_parts_that_share_memory_are_saved(tmp_path):
     square = layer().Theta
     kept = AttentionLayer(square, square, offset=square[0, 0])
-    store.save_layer(tmp_path / "layer.safetensors", kept)
-    assert_same_layer(store.load_layer(tmp_path / "layer.safetensors"), kept)
+    save_layer(tmp_path / "layer.safetensors", kept)
+    assert_same_layer(load_layer(tmp_path / "layer.safetensors"), kept)
 
 
 def test_parts_that_are_not_contiguous_are_saved(tmp_path):
     kept = AttentionLayer(layer().Theta.mT, layer().W[:, :, ::2])
-    store.save_layer(tmp_path / "layer.safetensors", kept)
-    assert_same_layer(store.load_layer(tmp_path / "layer.safetensors"), kept)
+    save_layer(tmp_path / "layer.safetensors", kept)
+    assert_same_layer(load_layer(tmp_path / "layer.safetensors"), kept)
 
 
 def test_foreign_layer_files_are_refused(refused, tmp_path):
     path = tmp_path / "layer.safetensors"
     with refused(str(path), "does not open"):
-        store.load_layer(path)
+        load_layer(path)
     path.write_bytes(pickle.dumps({"Theta": [1.0]}))
     with refused(str(path), "pickled files are never read"):
-        store.load_layer(path)
-    store.save_layer(path, layer())
+        load_layer(path)
+    save_layer(path, layer())
     path.write_bytes(path.read_bytes()[:-1])
     with refused(str(path), "does not open"):
-        store.load_layer(path)
+        load_layer(path)
     save_file({"X": torch.zeros(1)}, path)
     with refused(str(path), "['X']"):
-        store.load_layer(path)
+        load_layer(path)
     save_file({"Theta": torch.zeros(1, 2, 2)}, path)
     with refused(str(path), "['Theta']"):
-        store.load_layer(path)
+        load_layer(path)
     save_file(layer().tensors(), path, metadata={"mask": "both"})
     with refused("mask", "'both'"):
-        store.load_layer(path)
+        load_layer(path)
 
 
 # Runs
@@ -131,6 +131,8 @@ def test_foreign_layer_files_are_refused(refused, tmp_path):
 
 def test_a_run_remembers_its_configuration(tmp_path):
     made = Run.create(tmp_path / "deep" / "run", {"heads": "auto", "seed": 3, "sizes": (1, 2)})
+    assert not made.path.exists(), "input refused at the door must leave nothing behind"
+    made.begin()
     again = Run.open(tmp_path / "deep" / "run")
     assert again.config == made.config
     assert again.config == {"kind": store.KIND, "heads": "auto", "seed": 3, "sizes": [1, 2]}
@@ -221,7 +223,8 @@ def test_a_finished_run_gives_its_fit_back(tmp_path, mask):
 
 def test_a_run_may_know_the_truth(tmp_path):
     run = Run.create(tmp_path / "run", {})
-    store.save_layer(run.path / "truth.safetensors", layer(seed=5))
+    run.begin()
+    save_layer(run.path / "truth.safetensors", layer(seed=5))
     run.finish(fit())
     assert_same_layer(Run.open(run.path).truth(), layer(seed=5))
     assert set(run.manifest()["sha256"]) == set(store.FILES)
@@ -235,6 +238,7 @@ def test_an_unfinished_run_has_no_fit(refused, tmp_path):
 
 def test_a_run_that_dies_before_the_manifest_is_not_finished(tmp_path, monkeypatch):
     run = Run.create(tmp_path / "run", {})
+    run.begin()
 
     def fail(*_):
         raise OSError("disk full")
@@ -254,7 +258,7 @@ def test_a_tampered_file_is_refused(refused, finished, name, how):
     elif name == "config.json":
         store.write_json(path, {**finished.config, "heads": 3})
     else:
-        store.save_layer(path, layer(seed=1))
+        save_layer(path, layer(seed=1))
     with refused(str(path), "sha256"):
         finished.fit()
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from headway import checks
 from headway.files import open_tensors, write_tensors
-from headway.layer import MASKS, AttentionLayer
+from headway.layer import MASKS, AttentionLayer, save_layer
 
 BLOCK = 1024  # sequences drawn at a time; part of what a seed means, so never changed
 SHARD = re.compile(r"examples-(\d{5})-of-(\d{5})\.safetensors")
@@ -200,22 +201,39 @@ class Shards(Examples):
         return Examples(whole["X"], whole["Y"], padding, self.mask)
 
 
-def write(folder: str | os.PathLike[str], batches: Iterable[Examples], shards: int = 1) -> Shards:
-    """Write batches to shards, one at a time, each file to a temporary name and then moved.
+def write(
+    folder: str | os.PathLike[str], batches: Iterable[Examples], shards: int = 1,
+    truth: AttentionLayer | None = None,
+) -> Shards:
+    """Write batches to shards in a temporary folder beside ``folder``, and move it there when all are written.
 
-    ``batches`` yields as many Examples as there are shards. ±1 tokens are stored as int8.
+    ``batches`` yields as many Examples as there are shards. ±1 tokens are stored as int8. The layer they come from,
+    if given, goes to truth.safetensors: for comparing afterwards, never read by a learner.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         checks.refuse("folder", "a new or empty folder", f"{target}, which is neither", "another name")
-    target.mkdir(parents=True, exist_ok=True)
-    for j, batch in enumerate(batches):
-        final = target / f"examples-{j:05d}-of-{shards:05d}.safetensors"
-        tensors = {"X": _compact(batch.X), "Y": batch.Y}
-        if batch.padding is not None:
-            tensors["padding"] = batch.padding.to(torch.uint8)
-        write_tensors(final, tensors, {"kind": KIND, "mask": batch.mask})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as hidden:
+        inside = Path(hidden) / target.name
+        inside.mkdir()
+        written = 0
+        for batch in batches:
+            _write_shard(inside / f"examples-{written:05d}-of-{shards:05d}.safetensors", batch)
+            written += 1
+        if written != shards:
+            checks.refuse("shards", "as many as there are batches", f"{shards} for {written}", f"shards={written}")
+        if truth is not None:
+            save_layer(inside / "truth.safetensors", truth)
+        os.replace(inside, target)
     return Shards(target)
+
+
+def _write_shard(path: Path, batch: Examples) -> None:
+    tensors = {"X": _compact(batch.X), "Y": batch.Y}
+    if batch.padding is not None:
+        tensors["padding"] = batch.padding.to(torch.uint8)
+    write_tensors(path, tensors, {"kind": KIND, "mask": batch.mask})
 
 
 def draw(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway import attention, checks
+from headway.files import read_tensors, write_tensors
 
 MASKS = ("none", "causal")
+KIND = "headway-layer-1"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -186,3 +190,16 @@ class AttentionLayer:
         extras += [self.mask] if self.mask != "none" else []
         tail = f", with {', '.join(extras)}" if extras else ""
         return f"AttentionLayer({self.heads} heads, width {self.width} → {self.out_width}{tail})"
+
+
+def save_layer(path: str | os.PathLike[str], layer: AttentionLayer) -> None:
+    write_tensors(Path(path), layer.tensors(), {"kind": KIND, "mask": layer.mask})
+
+
+def load_layer(path: str | os.PathLike[str]) -> AttentionLayer:
+    tensors, meta = read_tensors(Path(path))
+    unknown = set(tensors) - {"Theta", "W", "key_bias", "offset"}
+    if unknown or not {"Theta", "W"} <= set(tensors):
+        checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", sorted(tensors),
+                      "a layer.safetensors written by headway")
+    return AttentionLayer(**tensors, mask=meta.get("mask", "none"))

@@ -20,27 +20,13 @@ from torch import Tensor
 
 from headway import checks
 from headway.files import read_json, read_tensors, write_json, write_tensors
-from headway.layer import AttentionLayer
+from headway.layer import AttentionLayer, load_layer, save_layer
 from headway.results import Fit, Status
 
 Stage = tuple[dict[str, Tensor], dict[str, Any]]
 KIND = "headway-run-1"
-LAYER = "headway-layer-1"
 MANIFEST = {"status", "stats", "trace", "versions", "sha256"}
 FILES = ("config.json", "layer.safetensors", "truth.safetensors")
-
-
-def save_layer(path: str | os.PathLike[str], layer: AttentionLayer) -> None:
-    write_tensors(Path(path), layer.tensors(), {"kind": LAYER, "mask": layer.mask})
-
-
-def load_layer(path: str | os.PathLike[str]) -> AttentionLayer:
-    tensors, meta = read_tensors(Path(path))
-    unknown = set(tensors) - {"Theta", "W", "key_bias", "offset"}
-    if unknown or not {"Theta", "W"} <= set(tensors):
-        checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", sorted(tensors),
-                      "a layer.safetensors written by headway")
-    return AttentionLayer(**tensors, mask=meta.get("mask", "none"))
 
 
 class Run:
@@ -49,16 +35,21 @@ class Run:
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path, self.config = path, config
 
+    def begin(self) -> None:
+        """Make the folder and write its configuration, unless that is done."""
+        if not (self.path / "config.json").exists():
+            (self.path / "stages").mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", self.config)
+
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
-        """A new folder holding its configuration; an existing run of another configuration is refused."""
+        """A run to come: the folder must be free, and appears with the first stage that finishes, so that input
+        refused at the door leaves nothing behind."""
         folder = Path(path)
         whole = {"kind": KIND, **json.loads(json.dumps(dict(config)))}
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             checks.refuse("out", "a new or empty folder", f"{folder}, which is neither",
                           f"another name, or --resume {folder} to go on with that run")
-        (folder / "stages").mkdir(parents=True, exist_ok=True)
-        write_json(folder / "config.json", whole)
         return cls(folder, whole)
 
     @classmethod
@@ -81,11 +72,13 @@ class Run:
             tensors, meta = read_tensors(path)
             return tensors, json.loads(meta["info"])
         tensors, info = compute()
+        self.begin()
         write_tensors(path, tensors, {"info": json.dumps(info)})
         return tensors, info
 
     def finish(self, fit: Fit) -> None:
         """Write the layer, then the manifest: a run without a manifest is not finished."""
+        self.begin()
         save_layer(self.path / "layer.safetensors", fit.layer)
         hashes = {name: _sha256(self.path / name) for name in FILES if (self.path / name).exists()}
         write_json(self.path / "manifest.json", {

@@ -28,7 +28,7 @@ from headway.learn.descent import descend
 from headway.learn.gauss_newton import Rows, evaluate, gauss_newton
 from headway.learn.polish import Polished, floor_of, polish
 from headway.learn.shapes import Factored, Full, Shape
-from headway.learn.source import Frame, Source, find_frame, spaced
+from headway.learn.source import Source, find_frame, spaced
 from headway.learn.unmix import unmix, unseen
 from headway.results import Fit, NotLearnedError, Status
 from headway.store import Run, Stage
@@ -111,8 +111,10 @@ class _Route:
         self.examples = examples
         self.floor = floor_of(examples.dtype)
         self.current = {"stage": "frame", "heads": 0}
-        tensors, info = self.stage("frame", self._frame)
-        self.source.frame = Frame(tensors["mean"], tensors["out"], tensors["back"], **info["frame"])
+        self.report(None)
+        frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device)
+        self.trace.append({"stage": "frame", "white": frame.plain, "directions": self.source.d,
+                           "seconds": time.perf_counter() - self.begun})
         imposed = rank if isinstance(rank, int) else None
         self.size = Size(self.source.d, examples.out_width, examples.length, examples.mask, imposed)
         self.basis: Tensor | None = None
@@ -144,11 +146,6 @@ class _Route:
 
     def generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed}:{name}".encode()))
-
-    def _frame(self) -> Stage:
-        frame = find_frame(self.examples, self.source.fit, self.source.device)
-        return ({"mean": frame.mean, "out": frame.out, "back": frame.back},
-                {"frame": {"scale": frame.scale, "plain": frame.plain}})
 
     def rows_for(self, heads: int) -> int:
         """Sequences for a solve: eight times the floor keeps it well conditioned."""

@@ -1,0 +1,298 @@
+"""The command line: demo, make, learn, show. Human text on stderr, --json on stdout, no mathematics.
+
+Exit 0: done. 1: the layer was not established (see the status). 2: bad usage or bad input.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import headway as hw
+from headway import checks, examples, store
+from headway.files import read_tensors
+from headway.layer import load_layer, save_layer
+from headway.learn.route import METHODS
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+                  help="Learn a multi-head attention layer from examples of what it does.")
+err = Console(stderr=True, highlight=False)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+def main() -> None:
+    """The ``headway`` command: complaints about input become one sentence and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except checks.InputError as error:
+        err.print(f"headway: {error}", style="red", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("headway: interrupted; finished stages are kept, go on with headway learn --resume RUN")
+        sys.exit(130)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: the next free runs/demo-N.")] = None,
+    heads: Annotated[int, typer.Option(help="Heads of the hidden layer.")] = 4,
+    width: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the hidden layer.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Hide a random layer, learn it from 4,000 examples, compare with the truth."""
+    folder = out or _free(Path("runs"), "demo")
+    truth = hw.AttentionLayer.random(heads=heads, width=width, seed=seed)
+    data = hw.draw(truth, count=4000, length=16, seed=seed + 1)
+    err.print(f"A hidden layer: {heads} heads, width {width}, scores of deviation 2. Nobody tells the learner "
+              f"how many heads.\nIt sees {len(data)} random ±1 sequences of 16 tokens and what the layer made of "
+              "them.\n")
+    run = store.Run.create(folder, {"command": "demo", "examples": "drawn", "digest": data.digest(),
+                                    "hidden_heads": heads, "width": width, "seed": seed})
+    run.begin()
+    save_layer(folder / "truth.safetensors", truth)
+    with _watch() as progress:
+        fit = hw.learn(data, seed=seed, run=run, progress=progress)
+    _tell(fit, folder, truth, as_json)
+
+
+@app.command()
+def make(
+    folder: Annotated[Path, typer.Argument(help="New folder for the shards.")],
+    heads: Annotated[int, typer.Option(help="Heads of the random layer.")] = 4,
+    width: Annotated[int, typer.Option(help="Features of a token.")] = 32,
+    length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 16,
+    count: Annotated[int, typer.Option(help="Sequences.")] = 4000,
+    scale: Annotated[float, typer.Option(help="Standard deviation of the scores on ±1 tokens.")] = 2.0,
+    rank: Annotated[int | None, typer.Option(help="Rank of the attention matrices; default: full.")] = None,
+    key_bias: Annotated[bool, typer.Option("--key-bias", help="Give every head a key bias.")] = False,
+    offset: Annotated[bool, typer.Option("--offset", help="Add a constant to the outputs.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Queries see earlier tokens only.")] = False,
+    law: Annotated[str, typer.Option(help="boolean, gaussian, or a safetensors file with one matrix.")] = "boolean",
+    noise: Annotated[float, typer.Option(help="Label noise relative to the labels' root mean square.")] = 0.0,
+    shards: Annotated[int, typer.Option(help="Files to write.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    seed: Annotated[int, typer.Option(help="Seed of the layer; the inputs take the next one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Draw a random layer and write examples of it to shards; the layer itself goes to truth.safetensors."""
+    checks.whole("count", count)
+    checks.whole("shards", shards, 1, count)
+    kind = getattr(torch, checks.choice("dtype", dtype, ("float64", "float32")))
+    truth = hw.AttentionLayer.random(
+        heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,
+        mask="causal" if causal else "none", seed=seed, dtype=kind)
+    sizes = [count // shards + (j < count % shards) for j in range(shards)]
+    drawn = examples.draw_batches(truth, count, length, law=_law(law), noise=noise, seed=seed + 1)
+    with _bar("writing shards", shards) as step:
+        written = examples.write(folder, _counted(examples.rebatch(drawn, sizes), step), shards, truth)
+    err.print(f"Wrote {count} sequences to {folder} ({shards} shard{'s' * (shards > 1)}); "
+              f"the layer is in {folder / 'truth.safetensors'}.")
+    if as_json:
+        print(json.dumps({"folder": str(folder), "sequences": len(written), "shards": shards}))
+
+
+@app.command()
+def learn(
+    folder: Annotated[Path | None, typer.Argument(metavar="EXAMPLES", help="Folder of shards.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New run folder.")] = None,
+    heads: Annotated[str, typer.Option(help="Head count, or auto.")] = "auto",
+    method: Annotated[str, typer.Option(help=" or ".join(METHODS) + ".")] = "moments",
+    rank: Annotated[str, typer.Option(help="Rank of the attention matrices: auto, none or a number.")] = "auto",
+    max_heads: Annotated[int, typer.Option(help="Most heads to try with --heads auto.")] = 32,
+    starts: Annotated[int, typer.Option(help="Random starts before giving up.")] = 6,
+    limit: Annotated[int, typer.Option(help="Gauss–Newton iterations in one solve.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the learner's own randomness.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder instead.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Learn a layer from a folder of examples, or go on with an interrupted run."""
+    if resume is not None:
+        if folder is not None or out is not None:
+            checks.refuse("--resume", "nothing but --resume RUN", "EXAMPLES or --out as well", "one or the other")
+        run = store.Run.open(resume)
+        if run.finished:
+            _tell(run.fit(), run.path, run.truth(), as_json)
+            return
+        if "options" not in run.config:
+            checks.refuse("--resume", "a run made by headway learn", f"{resume}, made by another command",
+                          "that command again")
+        source = examples.Examples.open(run.config["examples"])
+        if source.digest() != run.config["digest"]:
+            checks.refuse("--resume", "the examples this run began with", "others in " + str(source.folder),
+                          "headway learn afresh")
+    else:
+        if folder is None or out is None:
+            checks.refuse("headway learn", "EXAMPLES and --out RUN, or --resume RUN", "neither",
+                          "headway learn EXAMPLES --out RUN")
+        source = examples.Examples.open(folder)
+        options = {
+            "heads": _number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
+            "rank": None if rank == "none" else _number_or("rank", rank, "auto"), "max_heads": max_heads,
+            "starts": starts, "limit": limit, "seed": seed, "device": _device(device)}
+        run = store.Run.create(out, {"command": "learn", "examples": str(folder.resolve()),
+                                     "digest": source.digest(), "options": options})
+    with _watch() as progress:
+        fit = hw.learn(source, run=run, progress=progress, **run.config["options"])
+    _tell(fit, run.path, run.truth(), as_json)
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    truth: Annotated[Path | None, typer.Option(help="A stored layer to compare with.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a finished run learned and how it got there."""
+    run = store.Run.open(folder)
+    fit = run.fit()
+    _tell(fit, folder, load_layer(truth) if truth else run.truth(), as_json, stages=True)
+
+
+def _tell(fit: hw.Fit, folder: Path, truth: hw.AttentionLayer | None, as_json: bool, stages: bool = False) -> None:
+    """The story of a run; exits 1 when the status is not ok."""
+    match = hw.match(fit.layer, truth) if truth is not None else None
+    err.print(f"[bold]{fit.status.sentence}[/bold]")
+    table = Table(box=None, pad_edge=False)
+    for name in ("head", "‖Θ‖", "rank", "‖u‖", "‖W‖") + (("true head", "Θ error", "W error") if match else ()):
+        table.add_column(name, justify="right")
+    for j in range(fit.layer.heads):
+        Theta, W, u = fit.layer.Theta[j], fit.layer.W[j], fit.layer.key_bias
+        cells = [str(j + 1), f"{float(Theta.norm()):.3f}", str(_rank(Theta)),
+                 "–" if u is None else f"{float(u[j].norm()):.3f}", f"{float(W.norm()):.3f}"]
+        if match is not None:
+            i = match.order.index(j) if j in match.order else None
+            cells += ["none"] if i is None else [
+                str(i + 1), f"{match.theta_error[i]:.1e}", f"{match.w_error[i]:.1e}"]
+        table.add_row(*cells)
+    err.print(table)
+    if match is not None and match.missing:
+        err.print(f"Missing: true head {', '.join(str(i + 1) for i in match.missing)}.")
+    if stages:
+        _stages(fit.trace)
+    stats = fit.stats
+    err.print(f"{stats['examples']} sequences ({stats['held_out']} held out, {stats['used']} used by the last "
+              f"solve; counting floor {stats['floor']}), {stats['products']} products, {stats['seconds']:.1f} s. "
+              f"Run folder: {folder}")
+    if as_json:
+        found = None if match is None else {
+            "order": match.order, "theta_error": match.theta_error, "w_error": match.w_error,
+            "missing": match.missing, "excess": match.excess}
+        print(json.dumps({
+            "run": str(folder), "status": fit.status.kind, "sentence": fit.status.sentence,
+            "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "match": found}))
+    if not fit.status.ok:
+        raise typer.Exit(1)
+
+
+def _stages(trace: tuple[Mapping[str, Any], ...]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "seconds", "residual", "held out", "note"):
+        table.add_column(name, justify="left" if name in ("stage", "note") else "right")
+    for event in trace:
+        note = str(event.get("reason", ""))
+        if "gap" in event:
+            note = f"gap {event['gap']:.2f} after {event['heads']}, {event['sequences']} sequences"
+        elif "agreeing" in event:
+            note = f"{event['agreeing']} of {len(event['starts'])} starts agree"
+        left = event.get("residual", min(event.get("residuals", [math.nan])))
+        held = event.get("held", event.get("unseen", math.nan))
+        table.add_row(event["stage"], f"{event['seconds']:.2f}",
+                      *("" if math.isnan(x) else f"{x:.1e}" for x in (left, held)), note)
+    err.print(table)
+
+
+def _rank(Theta: torch.Tensor) -> int:
+    s = torch.linalg.svdvals(Theta)
+    return int((s > 1e-6 * s[0]).sum())
+
+
+@contextmanager
+def _watch() -> Iterator[Any]:
+    """A line with stage, residual and rate, and a bar over its decimal digits; nothing off a terminal."""
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description:<18}"), BarColumn(24),
+               TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bars:
+        task = bars.add_task("reading", total=15.0, note="")
+        begun, steps = time.perf_counter(), 0
+
+        def update(event: Mapping[str, Any]) -> None:
+            nonlocal begun, steps
+            left = event["residual"]
+            if left is None:
+                begun, steps = time.perf_counter(), 0
+                bars.update(task, description=event["stage"], completed=0, note="")
+                return
+            steps += 1
+            rate = steps / max(time.perf_counter() - begun, 1e-9)
+            bars.update(task, completed=max(0.0, -math.log10(max(left, 1e-16))),
+                        note=f"residual {left:.1e}, {rate:.1f} steps/s")
+
+        yield update
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Any]:
+    if not err.is_terminal:
+        yield lambda: None
+        return
+    with Progress(console=err, transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)
+
+
+def _counted(batches: Iterator[hw.Examples], step: Any) -> Iterator[hw.Examples]:
+    for batch in batches:
+        yield batch
+        step()
+
+
+def _free(parent: Path, stem: str) -> Path:
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def _number_or(name: str, text: str, word: str) -> int | str:
+    if text == word:
+        return word
+    try:
+        return int(text)
+    except ValueError:
+        checks.refuse(f"--{name}", f"a whole number or {word}", repr(text), f"--{name} {word}")
+
+
+def _device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        checks.refuse("--device", "a device this machine has", f"{name!r} ({str(error).splitlines()[0]})",
+                      "--device cpu")
+    return name
+
+
+def _law(text: str) -> Any:
+    if text in ("boolean", "gaussian"):
+        return text
+    tensors, _ = read_tensors(Path(text))
+    if len(tensors) != 1:
+        checks.refuse("--law", "a safetensors file with one matrix, one row per word", sorted(tensors),
+                      "--law boolean")
+    return next(iter(tensors.values()))
