@@ -18,8 +18,8 @@ def descend(
     *,
     seed: torch.Generator,
     steps: int = 6000,
-    batch: int = 256,
-    rate: float = 1e-2,
+    batch: int = 64,
+    rate: float = 3e-3,
     target: float = 0.0,
     report: Callable[[float], None] | None = None,
 ) -> Polished:

@@ -263,11 +263,13 @@ def gauss_newton(
     inner_limit: int = 300,
     target: float = 0.0,
     patience: int = 4,
+    least_gain: float = 1e-3,
     damping: float = 1.0,
     report: Callable[[float], None] | None = None,
 ) -> Solution:
-    """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when four steps in a row
-    gain less than 0.1 % (stalled), when a full step would gain less than 1e-9 (converged), or at ``limit``.
+    """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when ``patience`` steps in a
+    row gain less than ``least_gain`` of the loss (stalled), when a full step would gain less than 1e-9
+    (converged), or at ``limit`` steps.
     """
     scale = problem.variation()
     eps = torch.finfo(problem.dtype).eps
@@ -333,7 +335,7 @@ def gauss_newton(
         if drop < 1e-9:
             reason = "converged"
             break
-        slow = slow + 1 if drop < 1e-3 else 0
+        slow = slow + 1 if drop < least_gain else 0
         if slow >= patience:
             reason = "stalled"
             break

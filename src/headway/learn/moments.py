@@ -18,6 +18,7 @@ from torch import Tensor
 from headway import attention
 from headway.learn.gauss_newton import Rows
 
+KEEP = 128 << 20  # bytes of prepared rows kept between passes; beyond it they are read again
 Batches = Callable[[], Iterable[Rows]]
 
 
@@ -63,10 +64,25 @@ def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 
     coefficients, explained, left = residualise(batches)
 
     def prepared() -> Iterator[tuple[Rows, Tensor, Tensor]]:
+        if kept:
+            yield from kept
+            return
+        total = 0
         for rows in batches():
             P = attention.uniform(rows.X, rows.see)
             linear = _linear_features(rows, P) @ coefficients.to(rows.X)
-            yield rows, P, (rows.Y - linear.view(rows.Y.shape)) / left**0.5
+            ready = rows, P, (rows.Y - linear.view(rows.Y.shape)) / left**0.5
+            total += rows.X.element_size() * (rows.X.numel() + 2 * rows.Y.numel())
+            seen.append(ready)
+            if total > KEEP:
+                seen.clear()
+            yield ready
+        if total <= KEEP:
+            kept.extend(seen)
+        seen.clear()
+
+    kept: list[tuple[Rows, Tensor, Tensor]] = []
+    seen: list[tuple[Rows, Tensor, Tensor]] = []
 
     first = next(iter(batches()))
     d, e = first.X.shape[2], first.Y.shape[2]

@@ -12,6 +12,8 @@ from headway import attention
 from headway.learn.gauss_newton import Point, Problem, gauss_newton
 from headway.learn.shapes import Span
 
+AGREE = 2  # starts that must end at the same least residual
+
 
 @dataclass(frozen=True)
 class Unmixed:
@@ -42,18 +44,19 @@ def unmix(
 ) -> Unmixed:
     """min over A of the residual with W and c eliminated, from ``starts`` random starts of several norms.
 
-    Stops early once three starts agree on the least residual on ``check``.
+    Stops early once two starts agree on the least residual on ``check``.
     """
     found: list[tuple[float, Tensor]] = []
     products = 0
     for j in range(starts):
         A = torch.randn(heads, len(basis), generator=generator, dtype=torch.float64)
         A = A * ((1.0, 2.0, 4.0)[j % 3] / A.norm(dim=1, keepdim=True))
-        solution = gauss_newton(fit, Span(A.to(basis), basis), generator=generator, limit=60, patience=3)
+        solution = gauss_newton(fit, Span(A.to(basis), basis), generator=generator, limit=60,
+                                patience=2, least_gain=1e-2)
         products += solution.products
         found.append((unseen(solution.point, check), solution.point.Theta))
         least = min(r for r, _ in found)
-        if sum(r <= 1.01 * least for r, _ in found) >= 3:
+        if sum(r <= 1.01 * least for r, _ in found) >= AGREE:
             break
     ordered = sorted(found, key=lambda pair: pair[0])
     distinct = [ordered[0]]
