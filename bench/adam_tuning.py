@@ -9,9 +9,9 @@ import itertools
 import sys
 
 import torch
-from common import record, timed
 
 import headway as hw
+from common import record, timed
 from headway.learn.descent import descend
 from headway.learn.source import Source, find_frame
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from common import record, timed
-
 import headway as hw
+from common import record, timed
 
 SEEDS = (0, 1, 2)
 

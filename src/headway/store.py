@@ -66,15 +66,18 @@ class Run:
         return (self.path / "manifest.json").exists()
 
     def stage(self, name: str, compute: Callable[[], Stage]) -> Stage:
-        """What ``compute`` returned the first time this stage was run, from disk if need be."""
+        """What ``compute`` returned the first time this stage was run.
+
+        The result is always the one read back, and copied: a run that goes on and one that is resumed then work on
+        tensors of the same layout and alignment, so that sums come out the same to the last bit.
+        """
         path = self.path / "stages" / f"{name}.safetensors"
-        if path.exists():
-            tensors, meta = read_tensors(path)
-            return tensors, json.loads(meta["info"])
-        tensors, info = compute()
-        self.begin()
-        write_tensors(path, tensors, {"info": json.dumps(info)})
-        return tensors, info
+        if not path.exists():
+            tensors, info = compute()
+            self.begin()
+            write_tensors(path, tensors, {"info": json.dumps(info)})
+        tensors, meta = read_tensors(path)
+        return {part: tensor.clone() for part, tensor in tensors.items()}, json.loads(meta["info"])
 
     def finish(self, fit: Fit) -> None:
         """Write the layer, then the manifest: a run without a manifest is not finished."""

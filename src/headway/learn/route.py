@@ -303,6 +303,10 @@ class _Route:
 
     def moments(self) -> Fit:
         n, k, d = len(self.source.fit), self.examples.length, self.source.d
+        if not self.size.most_heads(n):
+            # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
+            self.limit = min(self.limit, 10)
+            return self.close(self.restart(1, range(1)), False)
         guess = 1
         # Below about 4 d² rows the noise floor of the moments hides the heads.
         if n * k >= 4 * d * d:

@@ -1,0 +1,222 @@
+"""The command line, as a stranger uses it: exit codes, JSON, resuming after a kill, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import headway as hw
+from headway.examples import write
+from headway.layer import load_layer
+from headway.store import Run
+
+SMALL = ["--heads", "2", "--width", "6", "--length", "5", "--count", "240"]
+
+
+def headway(*words, **more):
+    return subprocess.run([sys.executable, "-m", "headway", *map(str, words)], capture_output=True, text=True,
+                          timeout=120, check=False, **more)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "data"
+    done = headway("make", folder, *SMALL, "--shards", 3, "--seed", 5)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_make_learn_show(data, tmp_path):
+    run = tmp_path / "run"
+    done = headway("learn", data, "--out", run, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["status"] == "recovered"
+    assert result["stats"]["heads"] == 2
+    assert "Recovered to the floor" in done.stderr
+    assert {p.name for p in run.iterdir()} == {"config.json", "stages", "layer.safetensors", "manifest.json"}
+    config = json.loads((run / "config.json").read_text())
+    assert config["options"]["heads"] == "auto"
+    assert config["options"]["seed"] == 0
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["versions"]["torch"]
+    truth = load_layer(data / "truth.safetensors")
+    assert hw.match(load_layer(run / "layer.safetensors"), truth).worst < 1e-9
+    shown = headway("show", run, "--truth", data / "truth.safetensors", "--json")
+    assert shown.returncode == 0
+    assert max(json.loads(shown.stdout)["match"]["theta_error"]) < 1e-9
+    assert "true head" in shown.stderr
+
+
+def test_demo_tells_a_story(tmp_path):
+    done = headway("demo", "--heads", 2, "--width", 8, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    for words in ("hidden layer", "Recovered", "Θ error", "Run folder: runs/demo-1"):
+        assert words in done.stderr
+    assert (tmp_path / "runs" / "demo-1" / "truth.safetensors").exists()
+    again = headway("demo", "--heads", 2, "--width", 8, "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["run"] == "runs/demo-2"
+
+
+def test_a_layer_not_established_exits_1(tmp_path):
+    layer = hw.AttentionLayer.random(heads=3, width=6, seed=1)
+    write(tmp_path / "data", [hw.draw(layer, count=300, length=5, seed=2)])
+    done = headway("learn", tmp_path / "data", "--out", tmp_path / "run", "--heads", 1, "--starts", 1, "--json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["status"] == "not_realisable"
+
+
+BAD = {
+    "heads zero": (["--heads", "0"], "heads"),
+    "heads negative": (["--heads", "-3"], "heads"),
+    "heads word": (["--heads", "lots"], "--heads"),
+    "too many heads": (["--heads", "99"], "heads"),
+    "method": (["--method", "magic"], "method"),
+    "rank": (["--rank", "70"], "rank"),
+    "device": (["--device", "abacus"], "--device"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_settings_exit_2_and_write_nothing(data, tmp_path, name):
+    words, argument = BAD[name]
+    done = headway("learn", data, "--out", tmp_path / "run", *words)
+    assert done.returncode == 2, done.stderr
+    message = " ".join(done.stderr.split())
+    for part in (f"headway: {argument}:", "expected", "got", "Try:"):
+        assert part in message
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def spoil_truncated(folder):
+    path = sorted(folder.glob("examples-*"))[1]
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def spoil_pickle(folder):
+    sorted(folder.glob("examples-*"))[0].write_bytes(pickle.dumps({"X": 1}))
+
+
+def spoil_missing(folder):
+    sorted(folder.glob("examples-*"))[2].unlink()
+
+
+def spoil_foreign(folder):
+    for path in folder.glob("examples-*"):
+        path.unlink()
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8")
+
+
+def spoil_nan(folder):
+    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
+    drawn = hw.draw(layer, count=40, length=4, seed=1)
+    drawn.Y[3, 1, 2] = float("nan")
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    write(folder, [drawn])
+
+
+@pytest.mark.parametrize("spoil", [spoil_truncated, spoil_pickle, spoil_missing, spoil_foreign, spoil_nan])
+def test_bad_files_exit_2_and_write_nothing(tmp_path, spoil):
+    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
+    folder = tmp_path / "data"
+    write(folder, [hw.draw(layer, count=40, length=4, seed=s) for s in range(3)], shards=3)
+    spoil(folder)
+    done = headway("learn", folder, "--out", tmp_path / "run")
+    assert done.returncode == 2, done.stderr
+    assert "expected" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_in_use_is_refused(data, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("keep")
+    done = headway("learn", data, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine.txt"]
+
+
+def test_usage_errors_exit_2():
+    assert headway("learn").returncode == 2
+    assert headway("nonsense").returncode == 2
+    assert headway("show", "/nowhere/at/all").returncode == 2
+    assert headway("--help").returncode == 0
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def test_a_run_killed_after_any_stage_ends_the_same(tmp_path, monkeypatch):
+    truth = hw.AttentionLayer.random(heads=3, width=8, seed=6)
+    data = hw.draw(truth, count=400, length=6, noise=0.01, seed=7)
+    whole = Run.create(tmp_path / "whole", {})
+    reference = hw.learn(data, run=whole)
+    stages = [event["stage"] for event in reference.trace if event["stage"] != "frame"]
+    assert len(stages) >= 4
+    for stop in range(len(stages)):
+        run = Run.create(tmp_path / f"killed-{stop}", {})
+        ordinary, made = Run.stage, []
+
+        def stage(self, name, compute, ordinary=ordinary, made=made, stop=stop):
+            if len(made) == stop:
+                raise Killed
+            made.append(name)
+            return ordinary(self, name, compute)
+
+        monkeypatch.setattr(Run, "stage", stage)
+        with pytest.raises(Killed):
+            hw.learn(data, run=run)
+        monkeypatch.setattr(Run, "stage", ordinary)
+        again = hw.learn(data, run=Run.open(run.path) if stop else run)
+        for name, tensor in reference.layer.tensors().items():
+            assert torch.equal(again.layer.tensors()[name], tensor), (stop, name)
+        assert Run.open(run.path).finished
+
+
+def test_resume_after_a_real_kill(tmp_path):
+    done = headway("make", tmp_path / "data", "--heads", 3, "--width", 24, "--length", 8, "--count", 1200,
+                   "--noise", "0.01")
+    assert done.returncode == 0, done.stderr
+    words = [sys.executable, "-m", "headway", "learn", str(tmp_path / "data"), "--out"]
+    reference = subprocess.run([*words, str(tmp_path / "whole")], capture_output=True, check=False, timeout=120)
+    assert reference.returncode == 0, reference.stderr
+    process = subprocess.Popen([*words, str(tmp_path / "cut")], stderr=subprocess.DEVNULL)
+    stages = tmp_path / "cut" / "stages"
+    patience = time.monotonic() + 60
+    while not (stages.exists() and any(stages.iterdir())) and time.monotonic() < patience:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut" / "manifest.json").exists(), "killed too late to show anything"
+    unfinished = headway("show", tmp_path / "cut")
+    assert unfinished.returncode == 2
+    assert "--resume" in unfinished.stderr
+    resumed = headway("learn", "--resume", tmp_path / "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    one, other = (load_layer(tmp_path / name / "layer.safetensors") for name in ("whole", "cut"))
+    assert torch.equal(one.Theta, other.Theta)
+    assert torch.equal(one.W, other.W)
+    assert headway("learn", "--resume", tmp_path / "cut").returncode == 0, "a finished run is shown again"
+
+
+def test_resume_refuses_other_examples(data, tmp_path):
+    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
+    write(tmp_path / "data", [hw.draw(layer, count=60, length=4, seed=1)])
+    run = Run.create(tmp_path / "run", {"examples": str(tmp_path / "data"), "digest": "0" * 64, "options": {}})
+    run.begin()
+    done = headway("learn", "--resume", tmp_path / "run")
+    assert done.returncode == 2
+    assert "the examples this run began with" in " ".join(done.stderr.split())

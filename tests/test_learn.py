@@ -1,0 +1,277 @@
+"""The learner: recovery up to permutation where the conditions hold, refusal or an honest status where not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import headway as hw
+from headway.learn.counting import Size
+
+
+def recovered(fit: hw.Fit, truth: hw.AttentionLayer, tolerance: float = 1e-9) -> None:
+    assert fit.status.kind == "recovered", fit.status.sentence
+    assert fit.status.ok
+    assert hw.match(fit.layer, truth).worst <= tolerance
+
+
+CASES = {
+    "plain": {"heads": 3, "width": 10},
+    "one head": {"heads": 1, "width": 8},
+    "low rank": {"heads": 3, "width": 12, "rank": 2},
+    "biased": {"heads": 2, "width": 8, "key_bias": True, "offset": True},
+    "causal": {"heads": 3, "width": 8, "mask": "causal"},
+    "peaked": {"heads": 2, "width": 8, "scale": 4.0},
+    "faint": {"heads": 2, "width": 8, "scale": 0.5},
+    "narrow output": {"heads": 2, "width": 8, "out_width": 3},
+    "wide output": {"heads": 2, "width": 6, "out_width": 11},
+}
+
+
+@pytest.mark.parametrize("law", ["boolean", "gaussian"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_head_is_found(name, law):
+    truth = hw.AttentionLayer.random(**CASES[name], seed=11)
+    fit = hw.learn(hw.draw(truth, count=600, length=6, law=law, seed=12))
+    recovered(fit, truth)
+    assert (fit.layer.key_bias is None) == (truth.key_bias is None)
+    assert (fit.layer.offset is None) == (truth.offset is None)
+    assert fit.layer.mask == truth.mask
+
+
+def test_two_tokens_are_enough():
+    truth = hw.AttentionLayer.random(heads=2, width=8, seed=3)
+    recovered(hw.learn(hw.draw(truth, count=1500, length=2, seed=4)), truth)
+
+
+def test_the_default_size_with_the_count_unknown():
+    truth = hw.AttentionLayer.random(heads=4, width=32, scale=2.0, seed=0)
+    fit = hw.learn(hw.draw(truth, count=4000, length=16, seed=1))
+    recovered(fit, truth)
+    stages = [event["stage"] for event in fit.trace]
+    assert stages[:3] == ["frame", "span", "unmix-4"], "the moments route is the one taken"
+    assert fit.stats["heads"] == 4
+    assert fit.stats["products"] > 0
+
+
+def test_rank_is_read_off_the_singular_values():
+    truth = hw.AttentionLayer.random(heads=3, width=16, rank=3, seed=5)
+    data = hw.draw(truth, count=800, length=8, seed=6)
+    fit = hw.learn(data)
+    recovered(fit, truth)
+    assert fit.stats["rank"] == 3
+    assert hw.learn(data, heads=3, rank=None).stats["rank"] is None
+
+
+def test_a_known_rank_makes_do_with_fewer_examples():
+    truth = hw.AttentionLayer.random(heads=2, width=24, rank=1, seed=7)
+    full, low = Size(24, 24, 4).floor(2), Size(24, 24, 4, rank=2).floor(2)
+    n = math.ceil(1.3 * full)
+    assert n < 3 * full < 6 * low * 3
+    recovered(hw.learn(hw.draw(truth, count=n, length=4, seed=8), heads=2, rank=2), truth)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_examples(seed):
+    truth = hw.AttentionLayer.random(heads=3, width=8, seed=seed)
+    count = 6 * Size(8, 8, 8).floor(3)
+    data = hw.draw(truth, count=count, length=8, seed=20 + seed)
+    recovered(hw.learn(data, heads=3), truth)
+
+
+def test_tokens_that_are_not_white():
+    truth = hw.AttentionLayer.random(heads=2, width=8, scale=1.0, offset=True, seed=9)
+    draw = torch.Generator().manual_seed(10)
+    mix = torch.eye(8, dtype=torch.float64) + 0.3 * torch.randn(8, 8, generator=draw, dtype=torch.float64)
+    X = torch.randn(700, 6, 8, generator=draw, dtype=torch.float64) @ mix + 0.7
+    fit = hw.learn(hw.Examples(X, truth(X)))
+    recovered(fit, truth, 1e-8)
+    assert not fit.trace[0]["white"]
+
+
+def test_a_vocabulary_that_misses_directions_says_so():
+    truth = hw.AttentionLayer.random(heads=2, width=8, scale=1.0, seed=13)
+    draw = torch.Generator().manual_seed(14)
+    words = torch.randn(40, 5, generator=draw, dtype=torch.float64) @ torch.randn(
+        5, 8, generator=draw, dtype=torch.float64)
+    fit = hw.learn(hw.draw(truth, count=600, length=6, law=words, seed=15))
+    assert fit.status.kind == "recovered", fit.status.sentence
+    assert fit.stats["unidentified_directions"] == 3
+    assert "3 of 8 token directions" in fit.status.sentence
+    unseen = hw.draw(truth, count=50, length=6, law=words, seed=16)
+    torch.testing.assert_close(fit.layer(unseen.X), unseen.Y, rtol=0, atol=1e-9)
+    blind = torch.linalg.svd(words)[2][5:]
+    torch.testing.assert_close(fit.layer.W.mT @ blind.T, torch.zeros(2, 8, 3).double(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_padded_sequences(mask):
+    truth = hw.AttentionLayer.random(heads=2, width=6, mask=mask, seed=17)
+    draw = torch.Generator().manual_seed(18)
+    Xs = [torch.randn(int(torch.randint(2, 8, (), generator=draw)), 6, generator=draw, dtype=torch.float64)
+          for _ in range(400)]
+    data = hw.Examples.pad(Xs, [truth(x) for x in Xs], mask=mask)
+    spoiled = torch.where(data.padding.unsqueeze(2), torch.full_like(data.Y, 99.0), data.Y)
+    recovered(hw.learn(hw.Examples(data.X, spoiled, data.padding, mask)), truth)
+
+
+def test_float32_labels_are_met_to_their_rounding():
+    truth = hw.AttentionLayer.random(heads=2, width=8, seed=19)
+    data = hw.draw(truth, count=500, length=6, seed=20)
+    fit = hw.learn(hw.Examples(data.X, data.Y.float()))
+    recovered(fit, truth, 1e-6)
+    assert fit.stats["held_out_error"] > 1e-9
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e9])
+def test_units_do_not_matter(factor):
+    truth = hw.AttentionLayer.random(heads=2, width=6, seed=21)
+    data = hw.draw(truth, count=300, length=6, seed=22)
+    fit = hw.learn(hw.Examples(data.X, data.Y * factor))
+    scaled = hw.AttentionLayer(truth.Theta, truth.W * factor)
+    recovered(fit, scaled)
+
+
+def test_noise_is_recognised_and_measured():
+    truth = hw.AttentionLayer.random(heads=3, width=10, seed=23)
+    data = hw.draw(truth, count=900, length=8, noise=0.01, seed=24)
+    fit = hw.learn(data)
+    assert fit.status.kind == "noise", fit.status.sentence
+    assert fit.layer.heads == 3
+    spread = float((data.Y - data.Y.mean((0, 1))).square().mean().sqrt() / data.Y.square().mean().sqrt())
+    assert fit.stats["noise"] == pytest.approx(0.01 / spread, rel=0.05)
+    assert hw.match(fit.layer, truth).worst < 5e-3
+
+
+def test_pure_noise_is_not_a_layer():
+    draw = torch.Generator().manual_seed(25)
+    X = torch.randn(300, 4, 5, generator=draw, dtype=torch.float64)
+    Y = torch.randn(300, 4, 5, generator=draw, dtype=torch.float64)
+    fit = hw.learn(hw.Examples(X, Y), max_heads=3)
+    assert fit.status.kind != "recovered"
+    assert fit.stats["held_out_error"] > 0.9
+
+
+def test_too_few_heads_are_not_called_noise():
+    truth = hw.AttentionLayer.random(heads=3, width=8, seed=26)
+    data = hw.draw(truth, count=700, length=6, seed=27)
+    fit = hw.learn(data, heads=2, starts=2)
+    assert fit.status.kind == "not_realisable", fit.status.sentence
+    assert fit.status.numbers["residual_floor"] > 0.05
+    with pytest.raises(hw.NotLearnedError) as caught:
+        hw.learn(data, heads=1, starts=1, strict=True)
+    assert caught.value.fit.layer.heads == 1
+
+
+def test_another_function_is_not_called_a_layer():
+    draw = torch.Generator().manual_seed(28)
+    X = torch.randn(500, 4, 5, generator=draw, dtype=torch.float64)
+    Y = torch.tanh(2 * X[:, :, [1, 2, 3, 4, 0]] * X.mean(1, keepdim=True)) * X
+    fit = hw.learn(hw.Examples(X, Y), max_heads=3, starts=2)
+    assert fit.status.kind == "not_realisable", fit.status.sentence
+    assert not fit.status.ok
+
+
+def test_too_few_examples_says_how_many():
+    truth = hw.AttentionLayer.random(heads=3, width=10, seed=29)
+    fit = hw.learn(hw.draw(truth, count=8, length=4, seed=30))
+    assert fit.status.kind == "too_few", fit.status.sentence
+    need = int(fit.status.numbers["needed"])
+    assert str(need) in fit.status.sentence
+    assert need > 8
+
+
+def test_a_limit_is_named():
+    truth = hw.AttentionLayer.random(heads=3, width=10, seed=31)
+    fit = hw.learn(hw.draw(truth, count=400, length=6, seed=32), heads=3, limit=2, starts=1)
+    assert fit.status.kind == "limit", fit.status.sentence
+    assert "2 iterations" in fit.status.sentence
+
+
+def test_equal_and_dead_heads_are_counted_once():
+    truth = hw.AttentionLayer.random(heads=2, width=8, seed=33)
+    W = torch.stack([truth.W[0] * 0.25, truth.W[1], truth.W[0] * 0.75])
+    doubled = hw.AttentionLayer(truth.Theta[[0, 1, 0]], W)
+    fit = hw.learn(hw.draw(doubled, count=500, length=6, seed=34))
+    recovered(fit, truth)
+
+
+def test_more_heads_than_there_are_find_the_same_function():
+    truth = hw.AttentionLayer.random(heads=2, width=6, seed=35)
+    data = hw.draw(truth, count=500, length=6, seed=36)
+    fit = hw.learn(data, heads=3)
+    unseen = hw.draw(truth, count=50, length=6, seed=37)
+    torch.testing.assert_close(fit.layer(unseen.X), unseen.Y, rtol=0, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_layer_and_nothing_global_moves():
+    truth = hw.AttentionLayer.random(heads=2, width=6, seed=38)
+    data = hw.draw(truth, count=200, length=5, seed=39)
+    state, before = torch.random.get_rng_state(), (data.X.clone(), data.Y.clone())
+    numpy_state = np.random.get_state()[1].copy()
+    first, second = hw.learn(data, seed=1), hw.learn(data, seed=1)
+    assert torch.equal(first.layer.Theta, second.layer.Theta)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert torch.equal(data.X, before[0])
+    assert torch.equal(data.Y, before[1])
+
+
+def test_progress_is_told_and_held_out_sequences_are_few():
+    truth = hw.AttentionLayer.random(heads=2, width=6, seed=40)
+    seen: list[dict] = []
+    fit = hw.learn(hw.draw(truth, count=200, length=5, seed=41), progress=lambda event: seen.append(dict(event)))
+    assert {"stage", "residual", "heads"} <= set(seen[0])
+    assert any(event["residual"] is not None and event["residual"] < 1e-10 for event in seen)
+    assert fit.stats["held_out"] == 20
+
+
+def test_adam_finds_a_small_layer_and_does_not_claim_the_floor():
+    truth = hw.AttentionLayer.random(heads=2, width=6, seed=42)
+    fit = hw.learn(hw.draw(truth, count=600, length=6, seed=43), heads=2, method="descent")
+    assert fit.status.kind == "limit"
+    assert hw.match(fit.layer, truth).worst < 1e-2
+
+
+BAD = {
+    "heads zero": ({"heads": 0}, "heads"),
+    "heads negative": ({"heads": -2}, "heads"),
+    "heads word": ({"heads": "many"}, "heads"),
+    "heads half": ({"heads": 1.5}, "heads"),
+    "method": ({"method": "magic"}, "method"),
+    "rank zero": ({"rank": 0}, "rank"),
+    "rank beyond the width": ({"rank": 9}, "rank"),
+    "too many heads": ({"heads": 40}, "heads"),
+    "descent without a count": ({"method": "descent"}, "heads"),
+    "seed": ({"seed": -1}, "seed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_settings_are_refused(name):
+    data = hw.draw(hw.AttentionLayer.random(heads=1, width=6, seed=0), count=60, length=4, seed=1)
+    settings, argument = BAD[name]
+    with pytest.raises(hw.InputError) as caught:
+        hw.learn(data, **settings)
+    message = str(caught.value)
+    assert message.startswith(f"{argument}:"), message
+    assert "expected" in message
+    assert "got" in message
+    assert "Try:" in message
+
+
+@pytest.mark.parametrize("what", ["one token", "constant tokens", "constant labels", "one sequence", "arrays"])
+def test_bad_examples_are_refused(what):
+    X = torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = {
+        "one token": lambda: hw.Examples(X[:, :1], X[:, :1]),
+        "constant tokens": lambda: hw.Examples(torch.ones_like(X), X),
+        "constant labels": lambda: hw.Examples(X, torch.ones_like(X)),
+        "one sequence": lambda: hw.Examples(X[:1], X[:1]),
+        "arrays": lambda: X.numpy(),
+    }[what]()
+    with pytest.raises(hw.InputError, match=r"examples.*expected.*got.*Try:"):
+        hw.learn(data)
