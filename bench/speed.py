@@ -1,8 +1,8 @@
 """d = 32, m = 4, k = 16, scale 2, 4,000 examples: learn() against the time Adam takes to a relative error of 1e-6.
 
-Both see the same examples on the same machine in the same run. Adam is told the head count, learn() is not. Adam runs
-twice: as shipped (``method="descent"``), and with the settings that bench/adam_tuning.py found fastest on another
-instance of this very size, which nobody knows beforehand.
+Both see the same examples on the same machine in the same run. Adam is told the head count, learn() is not. Adam
+runs twice: as shipped (``method="descent"``, a schedule that also works at d = 64), and with the settings that
+bench/adam_tuning.py found fastest on another instance of this very size, which nobody knows beforehand.
 """
 
 from __future__ import annotations

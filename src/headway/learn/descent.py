@@ -17,7 +17,7 @@ def descend(
     heads: int,
     *,
     seed: torch.Generator,
-    steps: int = 6000,
+    steps: int = 3000,
     batch: int = 64,
     rate: float = 3e-3,
     target: float = 0.0,

@@ -287,7 +287,7 @@ def gauss_newton(
             reason = "converged"
             break
         unit = (g / size).to(inner)
-        tolerance = max(min(0.1, history[-1]), 1e-3)
+        tolerance = max(min(0.3, history[-1]), 1e-3)
         accepted = False
         for _ in range(10):
             lam = damping
