@@ -184,6 +184,53 @@ def test_too_few_examples_says_how_many():
     assert need > 8
 
 
+def test_inputs_that_do_not_determine_the_layer_are_not_called_recovered():
+    words = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth = hw.AttentionLayer.random(heads=2, width=4, seed=0)
+    fit = hw.learn(hw.draw(truth, count=400, length=2, law=words, seed=1))
+    assert hw.match(fit.layer, truth).worst > 1e-3, "another layer that does the same on these words"
+    assert fit.status.kind == "too_few", fit.status.sentence
+    assert "do not determine" in fit.status.sentence
+
+
+def test_repeated_sequences_count_once():
+    truth = hw.AttentionLayer.random(heads=2, width=5, seed=0)
+    few = hw.draw(truth, count=4, length=6, seed=1)
+    fit = hw.learn(few.take(list(range(4)) * 30))
+    assert fit.status.kind == "too_few", fit.status.sentence
+
+
+def test_half_precision_labels_are_met_to_their_rounding_only():
+    truth = hw.AttentionLayer.random(heads=2, width=6, seed=1)
+    data = hw.draw(truth, count=500, length=6, seed=2)
+    fit = hw.learn(hw.Examples(data.X, data.Y.bfloat16()))
+    assert fit.status.kind == "recovered"
+    assert hw.match(fit.layer, truth).worst < 1e-2
+    noisy = data.Y + 0.3 * torch.randn(data.Y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert hw.learn(hw.Examples(data.X, noisy.bfloat16()), heads=2).status.kind == "noise"
+
+
+def test_labels_without_relation_to_the_inputs_are_not_ok():
+    X = torch.randn(400, 5, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    Y = torch.randn(400, 5, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    fit = hw.learn(hw.Examples(X, Y), heads=2)
+    assert not fit.status.ok
+    assert "Nothing learned" in fit.status.sentence
+
+
+def test_constant_attention_is_one_head():
+    W = hw.AttentionLayer.random(heads=1, width=6, seed=6).W
+    truth = hw.AttentionLayer(torch.zeros(1, 6, 6, dtype=torch.float64), W)
+    recovered(hw.learn(hw.draw(truth, count=500, length=6, seed=7)), truth)
+
+
+def test_time_that_runs_out_is_named():
+    truth = hw.AttentionLayer.random(heads=3, width=10, seed=8)
+    fit = hw.learn(hw.draw(truth, count=400, length=6, seed=9), seconds=1e-3)
+    assert fit.status.kind == "limit"
+    assert "Out of time" in fit.status.sentence
+
+
 def test_a_limit_is_named():
     truth = hw.AttentionLayer.random(heads=3, width=10, seed=31)
     fit = hw.learn(hw.draw(truth, count=400, length=6, seed=32), heads=3, limit=2, starts=1)

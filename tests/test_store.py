@@ -230,6 +230,22 @@ def test_a_run_may_know_the_truth(tmp_path):
     assert set(run.manifest()["sha256"]) == set(store.FILES)
 
 
+def test_a_stage_made_with_other_settings_is_refused(refused, tmp_path):
+    run = Run.create(tmp_path / "run", {"heads": 2})
+    run.stage("span", lambda: ({"a": torch.ones(1)}, {}))
+    (run.path / "config.json").write_text(json.dumps({**run.config, "heads": 3}))
+    with refused(str(run.path / "stages"), "other settings"):
+        Run.open(run.path).stage("span", lambda: ({}, {}))
+
+
+def test_a_damaged_stage_says_what_to_do(refused, tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    run.stage("span", lambda: ({"a": torch.ones(1)}, {}))
+    (run.path / "stages" / "span.safetensors").write_bytes(b"half")
+    with refused(str(run.path / "stages"), "delete it", "--resume"):
+        run.stage("span", lambda: ({}, {}))
+
+
 def test_an_unfinished_run_has_no_fit(refused, tmp_path):
     run = Run.create(tmp_path / "run", {})
     with refused(str(run.path), "without manifest.json", "--resume"):

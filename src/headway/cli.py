@@ -28,6 +28,7 @@ from headway.learn.route import METHODS
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Learn a multi-head attention layer from examples of what it does.")
+OPTIONS = {"heads", "method", "rank", "max_heads", "starts", "limit", "seconds", "seed", "device"}
 err = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
@@ -39,8 +40,11 @@ def main() -> None:
     except checks.InputError as error:
         err.print(f"headway: {error}", style="red", markup=False)
         sys.exit(2)
+    except OSError as error:
+        err.print(f"headway: {error}. Try: another path, or free space on it.", style="red", markup=False)
+        sys.exit(2)
     except KeyboardInterrupt:
-        err.print("headway: interrupted; finished stages are kept, go on with headway learn --resume RUN")
+        err.print("headway: interrupted; stages that finished are kept in the run folder")
         sys.exit(130)
 
 
@@ -114,6 +118,7 @@ def learn(
     max_heads: Annotated[int, typer.Option(help="Most heads to try with --heads auto.")] = 32,
     starts: Annotated[int, typer.Option(help="Random starts before giving up.")] = 6,
     limit: Annotated[int, typer.Option(help="Gauss–Newton iterations in one solve.")] = 100,
+    seconds: Annotated[float | None, typer.Option(help="Stop after about this long with the best so far.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the learner's own randomness.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder instead.")] = None,
@@ -127,9 +132,9 @@ def learn(
         if run.finished:
             _tell(run.fit(), run.path, run.truth(), as_json)
             return
-        if "options" not in run.config:
+        if set(run.config.get("options", {})) != OPTIONS:
             checks.refuse("--resume", "a run made by headway learn", f"{resume}, made by another command",
-                          "that command again")
+                          "that command again, with another --out")
         source = examples.Examples.open(run.config["examples"])
         if source.digest() != run.config["digest"]:
             checks.refuse("--resume", "the examples this run began with", "others in " + str(source.folder),
@@ -142,7 +147,7 @@ def learn(
         options = {
             "heads": _number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
             "rank": None if rank == "none" else _number_or("rank", rank, "auto"), "max_heads": max_heads,
-            "starts": starts, "limit": limit, "seed": seed, "device": _device(device)}
+            "starts": starts, "limit": limit, "seconds": seconds, "seed": seed, "device": _device(device)}
         run = store.Run.create(out, {"command": "learn", "examples": str(folder.resolve()),
                                      "digest": source.digest(), "options": options})
     with _watch() as progress:
@@ -281,7 +286,7 @@ def _number_or(name: str, text: str, word: str) -> int | str:
 
 def _device(name: str) -> str:
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
         checks.refuse("--device", "a device this machine has", f"{name!r} ({str(error).splitlines()[0]})",
                       "--device cpu")

@@ -84,5 +84,6 @@ def _with_bias(layer: AttentionLayer) -> Tensor:
 
 def _relative(A: Tensor, B: Tensor) -> np.ndarray:
     """‖A_j − B_i‖/‖B_i‖ as an array [i, j]; differences are formed, so small errors are exact."""
-    size = B.flatten(1).norm(dim=1).clamp_min(1e-300)
+    size = B.flatten(1).norm(dim=1)
+    size = torch.where(size > 0, size, torch.ones_like(size))  # a zero is missed by an absolute error
     return np.stack([((A - b).flatten(1).norm(dim=1) / s).numpy() for b, s in zip(B, size, strict=True)])

@@ -75,9 +75,19 @@ class Run:
         if not path.exists():
             tensors, info = compute()
             self.begin()
-            write_tensors(path, tensors, {"info": json.dumps(info)})
-        tensors, meta = read_tensors(path)
+            write_tensors(path, tensors, {"info": json.dumps(info), "config": self._digest()})
+        try:
+            tensors, meta = read_tensors(path)
+        except checks.InputError:
+            checks.refuse(str(path), "a whole stage", "a damaged file",
+                          f"delete it, then headway learn --resume {self.path}")
+        if meta.get("config") != self._digest():
+            checks.refuse(str(path), "a stage made with this run's config.json", "one made with other settings",
+                          "headway learn afresh")
         return {part: tensor.clone() for part, tensor in tensors.items()}, json.loads(meta["info"])
+
+    def _digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
 
     def finish(self, fit: Fit) -> None:
         """Write the layer, then the manifest: a run without a manifest is not finished."""

@@ -231,6 +231,22 @@ class _Products:
         return self.shape.metric(Q, M + lift.view(m, 1, 1) * eye)
 
 
+def least_curvature(problem: Problem, point: Point, shape: Shape, generator: torch.Generator) -> float:
+    """The smallest eigenvalue of Jᵀ(I − Π)J relative to D: zero where the rows leave a direction of Θ free.
+
+    Two steps of inverse iteration, each a solve with a shift of 1e-10.
+    """
+    operator = _Products(problem, point, shape, torch.float64)
+    metric = operator.metric(generator)
+    v = torch.randn(shape.value.shape, generator=generator, dtype=torch.float64).to(shape.value)
+    for _ in range(2):
+        g = metric.apply(v)
+        v = _conjugate_gradients(lambda x: operator.curvature(x) + 1e-10 * metric.apply(x), metric, g, 1e-8,
+                                 min(2 * v.numel(), 500))
+        v = v / v.norm()
+    return float((v * operator.curvature(v)).sum()) / max(float((v * metric.apply(v)).sum()), 1e-300)
+
+
 def _conjugate_gradients(
     apply: Callable[[Tensor], Tensor], metric: Metric, g: Tensor, tolerance: float, limit: int
 ) -> Tensor:

@@ -59,7 +59,8 @@ def residualise(batches: Batches) -> tuple[Tensor, float, float]:
 def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 4) -> Moments:
     """The L leading singular triples of A by at most ``passes`` power iterations.
 
-    Stops early when no singular value moves by more than 5 % of the largest. Costs about 4·d²·L flops a row and pass.
+    Stops early when no singular value moves by more than 5 % of the largest. Costs about
+    4·d²·L flops a row and pass.
     """
     coefficients, explained, left = residualise(batches)
 
@@ -109,14 +110,17 @@ def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 
     return Moments(basis, V, values, explained)
 
 
-def gap(values: Tensor) -> tuple[int, float]:
+def gap(values: Tensor, complete: bool = False) -> tuple[int, float]:
     """The head count at the widest ratio s_m/s_{m+1}, and that ratio; the last two values stand for the floor."""
     s = values.double().cpu().clamp_min(1e-300)
     if len(s) < 3:
-        return len(s), 1.0
+        return 1, 1.0
     ratios = s[:-2] / s[1:-1]
+    if complete:
+        # All singular values there are: the last ones fall off by themselves, with no floor to stand out from.
+        ratios = ratios[: max(1, len(s) // 2)]
     m = int(ratios.argmax())
-    return m + 1, float(ratios[m])
+    return (m + 1, float(ratios[m])) if float(ratios[m]) > 1.1 else (1, 1.0)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

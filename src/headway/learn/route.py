@@ -25,7 +25,7 @@ from headway.layer import AttentionLayer
 from headway.learn import moments
 from headway.learn.counting import Size
 from headway.learn.descent import descend
-from headway.learn.gauss_newton import Rows, evaluate, gauss_newton
+from headway.learn.gauss_newton import Rows, evaluate, gauss_newton, least_curvature
 from headway.learn.polish import Polished, floor_of, polish
 from headway.learn.shapes import Factored, Full, Shape
 from headway.learn.source import Source, find_frame, spaced
@@ -47,6 +47,7 @@ def learn(
     max_heads: int = 32,
     starts: int = 6,
     limit: int = 100,
+    seconds: float | None = None,
     seed: int = 0,
     strict: bool = False,
     device: torch.device | str | None = None,
@@ -61,7 +62,8 @@ def learn(
     heads: "auto" finds the count. method: "moments" (span, unmix, polish; straight to Gauss–Newton from
     random starts when examples are few) or "descent" (Adam, the baseline; needs ``heads``). rank: "auto" uses
     a low rank of the Θ_i where it shows, an int imposes it, None never. starts: random starts tried before
-    giving up. limit: Gauss–Newton iterations in one solve. A tenth of the examples (2,000 at most) is held out
+    giving up. limit: Gauss–Newton iterations in one solve. seconds: stop after about this long with the best fit so
+    far (what a resumed run finds then depends on the clock). A tenth of the examples (2,000 at most) is held out
     and only used to judge. strict=True raises NotLearnedError unless the status is ok. run: a folder that
     keeps the stages. progress: called with {"stage", "residual", "heads"}.
 
@@ -83,10 +85,12 @@ def learn(
     checks.whole("starts", starts)
     checks.whole("limit", limit)
     checks.whole("seed", seed, 0)
+    if seconds is not None:
+        checks.number("seconds", seconds, strictly=True)
     if isinstance(rank, int):
         checks.whole("rank", rank, 1, examples.width)
-    route = _Route(examples, wanted, rank, checks.whole("max_heads", max_heads), starts, limit, seed,
-                   device, run, progress)
+    route = _Route(examples, wanted, rank, checks.whole("max_heads", max_heads), starts, limit, seconds,
+                   seed, device, run, progress)
     fit = route.descent() if method == "descent" else route.moments()
     if run is not None:
         run.finish(fit)
@@ -95,18 +99,25 @@ def learn(
     return fit
 
 
+class _OutOfTimeError(Exception):
+    """Raised between iterations when the seconds are used up."""
+
+
 class _Route:
     """One run of the learner: its settings, the stages done so far and what they cost."""
 
     def __init__(
         self, examples: Examples, heads: int | str | None, rank: int | str | None, max_heads: int, starts: int,
-        limit: int, seed: int, device: torch.device | str | None, run: Run | None, progress: Progress | None,
+        limit: int, seconds: float | None, seed: int, device: torch.device | str | None, run: Run | None,
+        progress: Progress | None,
     ) -> None:
         self.heads, self.rank, self.max_heads = heads, rank, max_heads
         self.starts, self.limit, self.seed = starts, limit, seed
         self.run, self.progress = run, progress
         self.trace: list[dict[str, Any]] = []
         self.begun = time.perf_counter()
+        self.deadline = math.inf if seconds is None else self.begun + seconds
+        self.best: Polished | None = None  # so far, for when time runs out
         self.source = Source(examples, device)
         self.examples = examples
         self.floor = floor_of(examples.dtype)
@@ -141,6 +152,8 @@ class _Route:
         return {n: t.to(self.source.device) for n, t in tensors.items()}, info
 
     def report(self, residual: float | None) -> None:
+        if time.perf_counter() > self.deadline:
+            raise _OutOfTimeError
         if self.progress is not None:
             self.progress({**self.current, "residual": residual})
 
@@ -172,7 +185,7 @@ class _Route:
                     yield rows if taken is None else _left_over(rows, taken)
 
             found = moments.span(batches, L, generator=self.generator(name))
-            m, ratio = moments.gap(found.values)
+            m, ratio = moments.gap(found.values, complete=len(found.values) >= d * self.examples.out_width)
             if m >= len(found.values) - 3 and isinstance(self.heads, str) and L < self.max_heads and not taken:
                 L *= 2
             elif ratio < 1.5 and count < len(source.fit):
@@ -228,7 +241,8 @@ class _Route:
         count = min(2 * rows, len(source.fit))
         index = spaced(source.fit, count)
         fit, check = (source.problem(part, m, torch.float32) for part in (index[::2], index[1::2]))
-        found = unmix(fit, check, basis, m, starts=2 * self.starts, generator=self.generator(name))
+        found = unmix(fit, check, basis, m, starts=2 * self.starts, generator=self.generator(name),
+                      report=self.report)
         return {"Theta": found.Theta}, {"residuals": list(found.residuals), "starts": list(found.starts),
                                         "agreeing": found.agreeing, "products": found.products}
 
@@ -257,7 +271,9 @@ class _Route:
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
-        return _polished(self.stage(name, compute, m))
+        found = _polished(self.stage(name, compute, m))
+        self.best = _better(self.best, found)
+        return found
 
     # -- more or fewer heads --------------------------------------------------------------------------------
 
@@ -302,6 +318,17 @@ class _Route:
     # -- the whole way --------------------------------------------------------------------------------------
 
     def moments(self) -> Fit:
+        try:
+            return self._moments()
+        except _OutOfTimeError:
+            self.deadline = math.inf
+            if self.best is None:
+                self.limit = 3
+                self.restart(self.heads if isinstance(self.heads, int) else 1, range(1))
+            assert self.best is not None
+            return self.close(replace(self.best, reason="time"), False)
+
+    def _moments(self) -> Fit:
         n, k, d = len(self.source.fit), self.examples.length, self.source.d
         if not self.size.most_heads(n):
             # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
@@ -315,7 +342,7 @@ class _Route:
             best, structured = self._given(self.heads)
         else:
             best, structured = self._counted(min(guess, self.max_heads, max(1, self.size.most_heads(n))))
-        if best.held > self.floor:
+        if best.held > self.floor and best.sequences < min(n, self.source.most()):
             best = self.polish("final", best.Theta, n)
             structured = structured or self.leftover(best, "leftover-final")
         return self.close(best, structured)
@@ -336,10 +363,16 @@ class _Route:
 
     def _counted(self, m: int) -> tuple[Polished, bool]:
         """Heads are added until nothing with structure is left, and taken away while nobody misses them."""
+        n = len(self.source.fit)
         best = self.attempt(m)
         tried, misses, structured = m, 0, False
         while best.held > self.floor:
-            structured = self.leftover(best, f"leftover-{best.Theta.shape[0]}")
+            here = best.Theta.shape[0]
+            structured = self.leftover(best, f"leftover-{here}")
+            if not structured and best.sequences < min(n, self.source.most()):
+                # Few rows show little: before calling the rest noise, look at all of them.
+                best = self.polish(f"settle-{here}", best.Theta, n)
+                structured = best.held > self.floor and self.leftover(best, f"leftover-{here}-all")
             tried += 1
             if not structured or misses > 1 or not self._within(tried):
                 break
@@ -410,28 +443,70 @@ class _Route:
         return Fit(layer, status, stats, tuple(self.trace))
 
     def _status(self, best: Polished, structured: bool, noise: float, size: Size) -> Status:
-        m, n, held = best.Theta.shape[0], len(self.source.fit), best.held
+        m, n, held = best.Theta.shape[0], self.distinct(), best.held
         numbers = {"held_out_error": held, "floor": self.floor, "heads": float(m)}
         blind = self.examples.width - self.source.d
         tail = (f" {blind} of {self.examples.width} token directions are never visited and stay unidentified."
                 if blind else "")
+        if held <= self.floor and not self.determined(best):
+            return Status("too_few", f"The examples are met exactly by {_heads(m)}, but do not determine them: "
+                          "other attention matrices do the same on these inputs. Draw more varied ones." + tail,
+                          numbers)
         if held <= self.floor:
             return Status("recovered", f"Recovered to the floor of the arithmetic: {_heads(m)}, relative error "
                           f"{held:.1e} on {len(self.source.held)} held-out sequences.{tail}", numbers)
         need = math.ceil(3 * size.floor(m) / (1 - len(self.source.held) / len(self.examples)))
-        if n < size.floor(m) or (held > 3 * noise and best.sequences == n and n < 3 * size.floor(m)):
-            return Status("too_few", f"Too few examples: {n} fitted sequences do not determine {_heads(m)} "
+        if n < size.floor(m) or (held > 3 * noise and best.sequences >= n and n < 3 * size.floor(m)):
+            return Status("too_few", f"Too few examples: {n} different sequences do not determine {_heads(m)} "
                           f"(held-out error {held:.1e}, fitted {best.residual:.1e}). About {need} sequences are "
                           f"needed.{tail}", {**numbers, "needed": float(need)})
+        if best.reason == "time":
+            return Status("limit", f"Out of time with {_heads(m)}: held-out error {held:.1e}. Raise seconds.{tail}",
+                          numbers)
         if best.reason == "limit":
             return Status("limit", f"Stopped at the limit of {self.limit} iterations with {_heads(m)}: held-out "
                           f"error {held:.1e}, still falling. Raise limit.{tail}", numbers)
+        if held > 0.9:
+            return Status("not_realisable", f"Nothing learned: {_heads(m)} leave {held:.2f} of the labels' spread "
+                          "on held-out sequences. The labels hardly answer to the inputs, or a few outliers rule "
+                          "them." + tail, {**numbers, "residual_floor": held})
         if structured or held > 3 * noise:
             return Status("not_realisable", f"Not realisable with {_heads(m)}: the residual floor is {held:.2e} "
                           f"and has structure that further heads would explain in part, so it is not noise.{tail}",
                           {**numbers, "residual_floor": held})
         return Status("noise", f"Stopped at the noise level: {_heads(m)}, label noise estimated at {noise:.2e} of "
                       f"the labels' spread; held-out error {held:.2e}.{tail}", {**numbers, "noise": noise})
+
+    def distinct(self) -> int:
+        """How many different sequences were fitted; a long list is taken to have no repeats."""
+        if len(self.source.fit) > 4096:
+            return len(self.source.fit)
+        return len(self._unique(self.source.fit))
+
+    def _unique(self, index: np.ndarray) -> Tensor:
+        return torch.unique(self.examples.take(index).X.flatten(1), dim=0)
+
+    def determined(self, best: Polished) -> bool:
+        """Whether the inputs pin Θ down. Looked at where tokens are so few that they may not: below eight times the
+        width, and a generic sample is far above."""
+        source, m = self.source, best.Theta.shape[0]
+        sample = self.examples.take(spaced(source.fit, min(len(source.fit), 512)))
+        flat = sample.X.reshape(-1, self.examples.width)
+        if isinstance(self.rank, int) or len(torch.unique(flat, dim=0)) > 8 * source.d:
+            return True
+        n = self.distinct()
+        everything = np.concatenate([source.fit, source.held])
+        if n < 6 * self.size.floor(m) and len(self._unique(everything)) == n:
+            return False  # every held-out sequence was fitted: meeting it again proves nothing
+
+        def compute() -> Stage:
+            problem = source.problem(spaced(source.fit, best.sequences), m, torch.float64)
+            point = evaluate(problem, best.Theta)
+            return {}, {"least_curvature": least_curvature(
+                problem, point, Full(best.Theta), self.generator("determined"))}
+
+        _, info = self.stage("determined", compute, m)
+        return bool(info["least_curvature"] > 1e-9)
 
     def leftover(self, best: Polished, name: str) -> bool:
         """Whether the residual still answers to the inputs: its leading moment against that of residuals handed

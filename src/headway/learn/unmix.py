@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,8 @@ def unseen(point: Point, problem: Problem) -> float:
 
 
 def unmix(
-    fit: Problem, check: Problem, basis: Tensor, heads: int, *, starts: int, generator: torch.Generator
+    fit: Problem, check: Problem, basis: Tensor, heads: int, *, starts: int, generator: torch.Generator,
+    report: Callable[[float], None] | None = None,
 ) -> Unmixed:
     """min over A of the residual with W and c eliminated, from ``starts`` random starts of several norms.
 
@@ -52,7 +54,7 @@ def unmix(
         A = torch.randn(heads, len(basis), generator=generator, dtype=torch.float64)
         A = A * ((1.0, 2.0, 4.0)[j % 3] / A.norm(dim=1, keepdim=True))
         solution = gauss_newton(fit, Span(A.to(basis), basis), generator=generator, limit=60,
-                                patience=2, least_gain=1e-2)
+                                patience=2, least_gain=1e-2, report=report)
         products += solution.products
         found.append((unseen(solution.point, check), solution.point.Theta))
         least = min(r for r, _ in found)
