@@ -206,7 +206,8 @@ def test_half_precision_labels_are_met_to_their_rounding_only():
     fit = hw.learn(hw.Examples(data.X, data.Y.bfloat16()))
     assert fit.status.kind == "recovered"
     assert hw.match(fit.layer, truth).worst < 1e-2
-    noisy = data.Y + 0.3 * torch.randn(data.Y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    draw = torch.Generator().manual_seed(3)
+    noisy = data.Y + 0.3 * torch.randn(data.Y.shape, generator=draw, dtype=torch.float64)
     assert hw.learn(hw.Examples(data.X, noisy.bfloat16()), heads=2).status.kind == "noise"
 
 

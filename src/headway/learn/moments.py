@@ -56,10 +56,10 @@ def residualise(batches: Batches) -> tuple[Tensor, float, float]:
     return coefficients, 1.0 - left / max(total, 1e-300), left / max(N, 1)
 
 
-def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 4) -> Moments:
+def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6) -> Moments:
     """The L leading singular triples of A by at most ``passes`` power iterations.
 
-    Stops early when no singular value moves by more than 5 % of the largest. Costs about
+    Stops early when no singular value moves by more than 2 % of the largest. Costs about
     4·d²·L flops a row and pass.
     """
     coefficients, explained, left = residualise(batches)
@@ -105,7 +105,7 @@ def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 
         V, basis = U.T.reshape(L, d, e), torch.einsum("kl,lrd->krd", Vh, T)
         moved = float((s - values).abs().max() / s.max().clamp_min(1e-30))
         values = s
-        if moved < 0.05:
+        if moved < 0.02:
             break
     return Moments(basis, V, values, explained)
 

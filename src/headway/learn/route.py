@@ -186,7 +186,8 @@ class _Route:
 
             found = moments.span(batches, L, generator=self.generator(name))
             m, ratio = moments.gap(found.values, complete=len(found.values) >= d * self.examples.out_width)
-            if m >= len(found.values) - 3 and isinstance(self.heads, str) and L < self.max_heads and not taken:
+            hidden = m >= len(found.values) - 3 or ratio < 1.3  # perhaps more heads than directions looked at
+            if hidden and isinstance(self.heads, str) and len(found.values) == L < self.max_heads and not taken:
                 L *= 2
             elif ratio < 1.5 and count < len(source.fit):
                 count = min(4 * count, len(source.fit))
@@ -484,7 +485,8 @@ class _Route:
         return len(self._unique(self.source.fit))
 
     def _unique(self, index: np.ndarray) -> Tensor:
-        return torch.unique(self.examples.take(index).X.flatten(1), dim=0)
+        rows: Tensor = torch.unique(self.examples.take(index).X.flatten(1), dim=0)
+        return rows
 
     def determined(self, best: Polished) -> bool:
         """Whether the inputs pin Θ down. Looked at where tokens are so few that they may not: below eight times the
