@@ -26,8 +26,8 @@ def main() -> None:
         print(f"m={m} d={d} n={n}: {spent:.1f} s, worst {worst:.1e}, {fit.status.sentence}", flush=True)
         print([round(s, 3) for s in fit.trace[1].get("singular_values", [])], flush=True)
         for event in fit.trace:
-            print("  ", event["stage"], {x: event[x] for x in ("seconds", "residual", "held", "sequences", "rank", "gap", "agreeing")
-                                         if x in event}, flush=True)
+            told = ("seconds", "residual", "held", "sequences", "rank", "gap", "agreeing")
+            print("  ", event["stage"], {name: event[name] for name in told if name in event}, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import headway as hw
+from headway.cli import OPTIONS
 from headway.examples import write
 from headway.layer import load_layer
 from headway.store import Run
@@ -215,7 +216,8 @@ def test_resume_after_a_real_kill(tmp_path):
 def test_resume_refuses_other_examples(data, tmp_path):
     layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
     write(tmp_path / "data", [hw.draw(layer, count=60, length=4, seed=1)])
-    run = Run.create(tmp_path / "run", {"examples": str(tmp_path / "data"), "digest": "0" * 64, "options": {}})
+    options = dict.fromkeys(OPTIONS)
+    run = Run.create(tmp_path / "run", {"examples": str(tmp_path / "data"), "digest": "0" * 64, "options": options})
     run.begin()
     done = headway("learn", "--resume", tmp_path / "run")
     assert done.returncode == 2

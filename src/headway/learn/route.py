@@ -186,6 +186,9 @@ class _Route:
 
             found = moments.span(batches, L, generator=self.generator(name))
             m, ratio = moments.gap(found.values, complete=len(found.values) >= d * self.examples.out_width)
+            if found.explained > 1 - 1e-6:
+                m, ratio = 1, 1.0  # uniform attention says it all; what is left is rounding
+                break
             hidden = m >= len(found.values) - 3 or ratio < 1.3  # perhaps more heads than directions looked at
             if hidden and isinstance(self.heads, str) and len(found.values) == L < self.max_heads and not taken:
                 L *= 2
