@@ -311,13 +311,29 @@ class _Route:
         return best
 
     def simplified(self, best: Polished) -> Polished:
-        """At the floor, equal heads are merged and dead ones dropped, and the rest polished again."""
+        """At the floor: heads whose features depend on the others' are taken away, equal ones merged, dead ones
+        dropped, and the rest polished again."""
+        while best.Theta.shape[0] > 1 and self.redundant(best):
+            fewer = self.prune(best, f"spare-{best.Theta.shape[0] - 1}")
+            if fewer.held > self.floor:
+                break
+            best = fewer
         layer = AttentionLayer(best.Theta[:, :-1], best.W, best.Theta[:, -1], best.offset, self.examples.mask)
         short = layer.canonical(1e-6)
         if short.heads == layer.heads:
             return best
         again = self.polish(f"merge-{short.heads}", short.augmented)
         return again if again.held <= max(self.floor, best.held) else best
+
+    def redundant(self, best: Polished) -> bool:
+        """Whether the features [P_1X | … | P_mX | 1] depend on each other, so that the W_i are not unique.
+
+        Equal heads do that; so do, with two tokens, a head, its reflection and uniform attention.
+        """
+        m = best.Theta.shape[0]
+        problem = self.source.problem(spaced(self.source.fit, self.rows_for(m)), m, torch.float64)
+        s = torch.linalg.svdvals(evaluate(problem, best.Theta).factor)
+        return bool(s[-1] < 1e-6 * s[0])
 
     # -- the whole way --------------------------------------------------------------------------------------
 
@@ -452,7 +468,7 @@ class _Route:
         blind = self.examples.width - self.source.d
         tail = (f" {blind} of {self.examples.width} token directions are never visited and stay unidentified."
                 if blind else "")
-        if held <= self.floor and not self.determined(best):
+        if held <= self.floor and (self.redundant(best) or not self.determined(best)):
             return Status("too_few", f"The examples are met exactly by {_heads(m)}, but do not determine them: "
                           "other attention matrices do the same on these inputs. Draw more varied ones." + tail,
                           numbers)
