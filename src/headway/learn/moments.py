@@ -60,8 +60,7 @@ def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 
     """The L leading singular triples of A by at most ``passes`` power iterations.
 
     Stops early when no singular value moves by more than 2 % of the largest, or 10 % where the gap is clear. Costs
-    about
-    4·d²·L flops a row and pass.
+    about 4·d²·L flops a row and pass.
     """
     coefficients, explained, left = residualise(batches)
 
