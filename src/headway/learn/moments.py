@@ -117,7 +117,7 @@ def gap(values: Tensor, complete: bool = False) -> tuple[int, float]:
         return 1, 1.0
     ratios = s[:-2] / s[1:-1]
     if complete:
-        # All singular values there are: the last ones fall off by themselves, with no floor to stand out from.
+        # Most singular values there are: the last ones fall off by themselves, with no floor to stand out from.
         ratios = ratios[: max(1, len(s) // 2)]
     m = int(ratios.argmax())
     return (m + 1, float(ratios[m])) if float(ratios[m]) > 1.1 else (1, 1.0)

@@ -185,13 +185,15 @@ class _Route:
                     yield rows if taken is None else _left_over(rows, taken)
 
             found = moments.span(batches, L, generator=self.generator(name))
-            m, ratio = moments.gap(found.values, complete=len(found.values) >= d * self.examples.out_width)
+            m, ratio = moments.gap(
+                found.values, complete=2 * len(found.values) >= min(d, self.examples.out_width) * d)
             if found.explained > 1 - 1e-6:
                 m, ratio = 1, 1.0  # uniform attention says it all; what is left is rounding
                 break
             hidden = m >= len(found.values) - 3 or ratio < 1.3  # perhaps more heads than directions looked at
-            if hidden and isinstance(self.heads, str) and len(found.values) == L < self.max_heads and not taken:
-                L *= 2
+            most = min(self.max_heads + 4, 2 * d)
+            if hidden and isinstance(self.heads, str) and len(found.values) == L < most and taken is None:
+                L = min(2 * L, most)
             elif ratio < 1.5 and count < len(source.fit):
                 count = min(4 * count, len(source.fit))
             else:
@@ -313,19 +315,19 @@ class _Route:
     def simplified(self, best: Polished) -> Polished:
         """At the floor: heads whose features depend on the others' are taken away, equal ones merged, dead ones
         dropped, and the rest polished again."""
-        while best.Theta.shape[0] > 1 and self.redundant(best):
+        while best.Theta.shape[0] > 1 and self.redundant(best, 1e-3):
             fewer = self.prune(best, f"spare-{best.Theta.shape[0] - 1}")
             if fewer.held > self.floor:
                 break
             best = fewer
         layer = AttentionLayer(best.Theta[:, :-1], best.W, best.Theta[:, -1], best.offset, self.examples.mask)
-        short = layer.canonical(1e-6)
+        short = layer.canonical(1e-3)  # a guess, believed only if it meets the examples as well
         if short.heads == layer.heads:
             return best
         again = self.polish(f"merge-{short.heads}", short.augmented)
-        return again if again.held <= max(self.floor, best.held) else best
+        return again if again.held <= self.floor else best
 
-    def redundant(self, best: Polished) -> bool:
+    def redundant(self, best: Polished, tolerance: float = 1e-6) -> bool:
         """Whether the features [P_1X | … | P_mX | 1] depend on each other, so that the W_i are not unique.
 
         Equal heads do that; so do, with two tokens, a head, its reflection and uniform attention.
@@ -333,7 +335,7 @@ class _Route:
         m = best.Theta.shape[0]
         problem = self.source.problem(spaced(self.source.fit, self.rows_for(m)), m, torch.float64)
         s = torch.linalg.svdvals(evaluate(problem, best.Theta).factor)
-        return bool(s[-1] < 1e-6 * s[0])
+        return bool(s[-1] < tolerance * s[0])
 
     # -- the whole way --------------------------------------------------------------------------------------
 
