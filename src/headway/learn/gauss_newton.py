@@ -345,7 +345,7 @@ def gauss_newton(
         if history[-1] <= target:
             reason = "target"
             break
-        if history[-1] < 1e4 * eps and drop < 0.75:
+        if history[-1] < 8 * eps or (history[-1] < 1e4 * eps and drop < 0.75):
             reason = "floor"
             break
         if drop < 1e-9:

@@ -176,7 +176,7 @@ class _Route:
         L = self.heads + 4 if isinstance(self.heads, int) else 12
         if taken is not None:
             L = 4
-        count = min(len(source.fit), max(256, math.ceil(12 * d * d / self.examples.length)))
+        count = min(len(source.fit), max(256, math.ceil(8 * d * d / self.examples.length)))
         while True:
             index = spaced(source.fit, count)
 
