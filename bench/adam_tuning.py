@@ -6,7 +6,6 @@ Tuned on seeds that no comparison uses. The schedule ends when the steps do, so 
 from __future__ import annotations
 
 import itertools
-import sys
 
 import torch
 
@@ -17,7 +16,6 @@ from headway.learn.source import Source, find_frame
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
     layer = hw.AttentionLayer.random(heads=4, width=32, scale=2.0, seed=900)
     data = hw.draw(layer, count=4000, length=16, seed=901)
     source = Source(data)
@@ -25,8 +23,6 @@ def main() -> None:
     rows = []
     settings = itertools.product((1e-3, 3e-3, 1e-2, 3e-2), (64, 256), (1500, 3000, 6000))
     for rate, batch, steps in settings:
-        if quick and steps > 1500:
-            continue
         found, seconds = timed(lambda rate=rate, batch=batch, steps=steps: descend(
             source, 4, seed=torch.Generator().manual_seed(0), steps=steps, batch=batch, rate=rate, target=1e-6))
         rows.append({"rate": rate, "batch": batch, "steps": steps, "held out": found.held, "seconds": seconds,

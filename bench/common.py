@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +48,3 @@ def show(value: Any) -> str:
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     begun = time.perf_counter()
     return call(), time.perf_counter() - begun
-
-
-def load(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{name}.json").read_text())  # type: ignore[no-any-return]

@@ -8,8 +8,6 @@ from typing import Any
 
 from headway.layer import AttentionLayer
 
-KINDS = ("recovered", "noise", "not_realisable", "too_few", "limit")
-
 
 @dataclass(frozen=True)
 class Status:

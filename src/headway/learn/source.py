@@ -51,14 +51,6 @@ class Frame:
             offset = offset - torch.einsum("mde,d->e", W, self.mean)
         return AttentionLayer(Theta, W, u, offset, mask)
 
-    def enter(self, layer: AttentionLayer) -> Tensor:
-        """[Θ; u] of a layer in working coordinates."""
-        u = layer.key_bias if layer.key_bias is not None else layer.Theta.new_zeros(layer.Theta.shape[:2])
-        if self.plain:
-            return attention.augment(layer.Theta, u)
-        Theta = self.out.T @ layer.Theta @ self.out
-        return attention.augment(Theta, (layer.Theta.mT @ self.mean + u) @ self.out)
-
 
 def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> Frame:
     """Mean and covariance of the tokens; no change of coordinates where they are white within sampling error."""
