@@ -2,10 +2,13 @@
 
 Both see the same examples on the same machine in the same run. Adam is told the head count, learn() is not. Adam
 runs twice: as shipped (``method="descent"``, a schedule that also works at d = 64), and with the settings that
-bench/adam_tuning.py found fastest on another instance of this very size, which nobody knows beforehand.
+bench/adam_tuning.py found fastest on another instance of this very size, which nobody knows beforehand. learn()
+runs nine times, before, between and after, and its median counts: a shared machine's speed drifts by half.
 """
 
 from __future__ import annotations
+
+from statistics import median
 
 import torch
 
@@ -34,8 +37,12 @@ def main() -> None:
     for seed in SEEDS:
         layer = hw.AttentionLayer.random(heads=4, width=32, scale=2.0, seed=seed)
         data = hw.draw(layer, count=4000, length=16, seed=100 + seed)
-        fit, seconds = timed(lambda data=data: hw.learn(data))
-        shipped, tuned = adam(data, 4, seed), adam(data, 4, seed, **FASTEST)
+        runs = [timed(lambda data=data: hw.learn(data)) for _ in range(3)]
+        shipped = adam(data, 4, seed)
+        runs += [timed(lambda data=data: hw.learn(data)) for _ in range(3)]
+        tuned = adam(data, 4, seed, **FASTEST)
+        runs += [timed(lambda data=data: hw.learn(data)) for _ in range(3)]
+        fit, seconds = runs[0][0], median(s for _, s in runs)
         rows.append({
             "seed": seed, "heads found": fit.layer.heads, "worst head error": hw.match(fit.layer, layer).worst,
             "learn, s": seconds, "Adam reached": shipped[0], "Adam, s": shipped[1], "ratio": shipped[1] / seconds,

@@ -234,9 +234,9 @@ def test_time_that_runs_out_is_named():
 
 def test_a_limit_is_named():
     truth = hw.AttentionLayer.random(heads=3, width=10, seed=31)
-    fit = hw.learn(hw.draw(truth, count=400, length=6, seed=32), heads=3, limit=2, starts=1)
+    fit = hw.learn(hw.draw(truth, count=400, length=6, seed=32), heads=3, limit=1, starts=1)
     assert fit.status.kind == "limit", fit.status.sentence
-    assert "2 iterations" in fit.status.sentence
+    assert "the limit of 1 iterations" in fit.status.sentence
 
 
 def test_equal_and_dead_heads_are_counted_once():

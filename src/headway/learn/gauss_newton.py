@@ -167,7 +167,10 @@ class _Products:
     def __init__(self, problem: Problem, point: Point, shape: Shape, dtype: torch.dtype) -> None:
         self.problem = problem if problem.dtype == dtype else problem.to(dtype)
         self.shape = shape.to(dtype)
-        self.Theta, self.W, self.factor = (t.to(dtype) for t in (point.Theta, point.W, point.factor))
+        eye = torch.eye(len(point.factor), dtype=point.factor.dtype, device=point.factor.device)
+        # L⁻¹ once, so that each projection is two products: triangular solves of this size are slower.
+        inverse = torch.linalg.solve_triangular(point.factor, eye, upper=False)
+        self.Theta, self.W, self.inverse = (t.to(dtype) for t in (point.Theta, point.W, inverse))
         self.kept = None
         if point.kept is not None:
             self.kept = tuple((P.to(dtype), H.to(dtype)) for P, H in point.kept)
@@ -199,7 +202,7 @@ class _Products:
             images.append(dY.view(-1, dY.shape[2]))
             R = R + H.T @ images[-1]
         assert isinstance(R, Tensor)
-        B = torch.cholesky_solve(R, self.factor)
+        B = self.inverse.T @ (self.inverse @ R)
         G = torch.zeros_like(self.Theta)
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
@@ -293,9 +296,11 @@ def gauss_newton(
     history = [math.sqrt(point.loss / scale)]
     inner = torch.float32
     products, slow, reason = 0, 0, "limit"
+    metric: Metric | None = None
     for _ in range(limit):
         operator = _Products(problem, point, shape, inner)
-        metric = operator.metric(generator)
+        if metric is None or history[-1] > 1e-3:  # below, Θ hardly moves and the old one serves
+            metric = operator.metric(generator)
         exact = operator if inner == problem.dtype else _Products(problem, point, shape, problem.dtype)
         g = exact.gradient(point.residuals)
         size = float(g.abs().max())
@@ -303,7 +308,8 @@ def gauss_newton(
             reason = "converged"
             break
         unit = (g / size).to(inner)
-        tolerance = max(min(0.3, history[-1]), 1e-3)
+        # No more digits than the next residual can show: the last step may be a rough one.
+        tolerance = max(min(0.3, history[-1]), 1e-3, min(eps / history[-1], 0.1))
         accepted = False
         for _ in range(10):
             lam = damping
@@ -330,7 +336,7 @@ def gauss_newton(
             elif gain < 1e-9 * point.loss:
                 reason = "converged"
             elif inner != problem.dtype:
-                inner, damping = problem.dtype, max(damping / 6**9, 1e-12)
+                inner, damping, metric = problem.dtype, max(damping / 6**9, 1e-12), None
                 continue
             else:
                 reason = "stalled"

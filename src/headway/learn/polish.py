@@ -94,7 +94,7 @@ def polish(
                 shape = Factored.of(shape.theta(), used)
         problem = source.problem(index, m, torch.float64)
         solution = gauss_newton(problem, shape.to(torch.float64), generator=generator, limit=limit,
-                                damping=1e-2, report=report)
+                                damping=1e-4, report=report)
         products += solution.products
         shape, point = solution.shape, solution.point
         assert point.offset is not None

@@ -118,6 +118,7 @@ class _Route:
         self.begun = time.perf_counter()
         self.deadline = math.inf if seconds is None else self.begun + seconds
         self.best: Polished | None = None  # so far, for when time runs out
+        self.condition: tuple[Polished, float] | None = None  # of the features, the last time it was asked for
         self.source = Source(examples, device)
         self.examples = examples
         self.floor = floor_of(examples.dtype)
@@ -161,8 +162,9 @@ class _Route:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed}:{name}".encode()))
 
     def rows_for(self, heads: int) -> int:
-        """Sequences for a solve: eight times the floor keeps it well conditioned."""
-        return min(max(8 * self.size.floor(heads), 16), len(self.source.fit), self.source.most())
+        """Sequences for a solve. Conjugate gradients need fewer steps the more rows there are, and each costs more:
+        between four and eight times the floor the product of the two hardly changes."""
+        return min(max(6 * self.size.floor(heads), 16), len(self.source.fit), self.source.most())
 
     # -- span -----------------------------------------------------------------------------------------------
 
@@ -173,7 +175,7 @@ class _Route:
 
     def _span(self, name: str, taken: Polished | None) -> Stage:
         source, d = self.source, self.source.d
-        L = self.heads + 4 if isinstance(self.heads, int) else 12
+        L = self.heads + 4 if isinstance(self.heads, int) else 8
         if taken is not None:
             L = 4
         count = min(len(source.fit), max(256, math.ceil(8 * d * d / self.examples.length)))
@@ -332,10 +334,12 @@ class _Route:
 
         Equal heads do that; so do, with two tokens, a head, its reflection and uniform attention.
         """
-        m = best.Theta.shape[0]
-        problem = self.source.problem(spaced(self.source.fit, self.rows_for(m)), m, torch.float64)
-        s = torch.linalg.svdvals(evaluate(problem, best.Theta).factor)
-        return bool(s[-1] < tolerance * s[0])
+        if self.condition is None or self.condition[0] is not best:
+            m = best.Theta.shape[0]
+            problem = self.source.problem(spaced(self.source.fit, self.rows_for(m)), m, torch.float64)
+            s = torch.linalg.svdvals(evaluate(problem, best.Theta).factor)
+            self.condition = best, float(s[-1] / s[0])
+        return self.condition[1] < tolerance
 
     # -- the whole way --------------------------------------------------------------------------------------
 
@@ -503,11 +507,10 @@ class _Route:
         """How many different sequences were fitted; a long list is taken to have no repeats."""
         if len(self.source.fit) > 4096:
             return len(self.source.fit)
-        return len(self._unique(self.source.fit))
+        return self._unique(self.source.fit)
 
-    def _unique(self, index: np.ndarray) -> Tensor:
-        rows: Tensor = torch.unique(self.examples.take(index).X.flatten(1), dim=0)
-        return rows
+    def _unique(self, index: np.ndarray) -> int:
+        return _different(self.examples.take(index).X.flatten(1))
 
     def determined(self, best: Polished) -> bool:
         """Whether the inputs pin Θ down. Looked at where tokens are so few that they may not: below eight times the
@@ -515,11 +518,11 @@ class _Route:
         source, m = self.source, best.Theta.shape[0]
         sample = self.examples.take(spaced(source.fit, min(len(source.fit), 512)))
         flat = sample.X.reshape(-1, self.examples.width)
-        if isinstance(self.rank, int) or len(torch.unique(flat, dim=0)) > 8 * source.d:
+        if isinstance(self.rank, int) or _different(flat) > 8 * source.d:
             return True
         n = self.distinct()
         everything = np.concatenate([source.fit, source.held])
-        if n < 6 * self.size.floor(m) and len(self._unique(everything)) == n:
+        if n < 6 * self.size.floor(m) and self._unique(everything) == n:
             return False  # every held-out sequence was fitted: meeting it again proves nothing
 
         def compute() -> Stage:
@@ -561,6 +564,11 @@ def _polished(stage: Stage) -> Polished:
     tensors, info = stage
     numbers = {name: value for name, value in info.items() if name != "seconds"}
     return Polished(tensors["Theta"], tensors["W"], tensors["offset"], **numbers)
+
+
+def _different(rows: Tensor) -> int:
+    """How many of the rows differ; −0 counts as 0."""
+    return len({row.tobytes() for row in (rows.cpu() + 0).numpy()})
 
 
 def _better(a: Polished | None, b: Polished) -> Polished:

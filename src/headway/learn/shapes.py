@@ -57,8 +57,8 @@ class Full:
         return Full(self.value.to(dtype))
 
     def metric(self, Q: Tensor, M: Tensor) -> Metric:
-        Qc, Mc = _factor(Q), _factor(M)
-        return Metric(lambda v: Q @ v @ M, lambda g: _right(_left(g, Qc), Mc))
+        Qi, Mi = _inverse(Q), _inverse(M)
+        return Metric(lambda v: Q @ v @ M, lambda g: Qi @ g @ Mi)
 
 
 class Factored:
@@ -96,14 +96,14 @@ class Factored:
     def metric(self, Q: Tensor, M: Tensor) -> Metric:
         """For A: Q ⊗ BᵀMB; for B: M ⊗ AᵀQA. The coupling of A and B is left to the iteration."""
         right, left = _lifted(self.B.mT @ M @ self.B), _lifted(self.A.mT @ Q @ self.A)
-        Qc, Mc, Rc, Lc = _factor(Q), _factor(M), _factor(right), _factor(left)
+        Qi, Mi, Ri, Li = _inverse(Q), _inverse(M), _inverse(right), _inverse(left)
         r = self.rows
 
         def apply(v: Tensor) -> Tensor:
             return torch.cat([Q @ v[:, :r] @ right, M @ v[:, r:] @ left], dim=1)
 
         def solve(g: Tensor) -> Tensor:
-            return torch.cat([_right(_left(g[:, :r], Qc), Rc), _right(_left(g[:, r:], Mc), Lc)], dim=1)
+            return torch.cat([Qi @ g[:, :r] @ Ri, Mi @ g[:, r:] @ Li], dim=1)
 
         return Metric(apply, solve)
 
@@ -134,11 +134,8 @@ class Span:
         B = self.basis.flatten(1)
         QB = (Q @ self.basis).unsqueeze(0) @ M.unsqueeze(1)  # (m, L, r, d)
         D = _lifted(B @ QB.flatten(2).mT)
-        Dc = _factor(D)
-        return Metric(
-            lambda v: torch.einsum("mlk,mk->ml", D, v),
-            lambda g: torch.cholesky_solve(g.unsqueeze(2), Dc).squeeze(2),
-        )
+        Di = _inverse(D)
+        return Metric(lambda v: torch.einsum("mlk,mk->ml", D, v), lambda g: torch.einsum("mlk,mk->ml", Di, g))
 
 
 def _lifted(D: Tensor) -> Tensor:
@@ -148,17 +145,9 @@ def _lifted(D: Tensor) -> Tensor:
     return (D + D.mT) / 2 + lift * torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
 
 
-def _factor(D: Tensor) -> Tensor:
-    factor: Tensor
+def _inverse(D: Tensor) -> Tensor:
+    """D⁻¹, formed: it only preconditions, and products are several times faster than triangular solves."""
     factor, info = torch.linalg.cholesky_ex(D)
     if bool((info != 0).any()):
         factor = torch.linalg.cholesky(_lifted(_lifted(D)))
-    return factor
-
-
-def _left(g: Tensor, chol: Tensor) -> Tensor:
-    return torch.cholesky_solve(g, chol)
-
-
-def _right(g: Tensor, chol: Tensor) -> Tensor:
-    return torch.cholesky_solve(g.mT, chol).mT
+    return torch.cholesky_inverse(factor)
