@@ -1,5 +1,7 @@
 """Slow, obvious twins of the fast paths: plain loops over sequences, heads, queries and keys, in float64."""
 
+import itertools
+
 import torch
 
 
@@ -113,3 +115,23 @@ def uniform_response(X, T, mask="none", padding=None):
             for x in keys:
                 h[s, a] += (x - mean) * torch.dot(x - mean, T.T @ query) / len(keys)
     return h
+
+
+def on_simplex(Z, y):
+    """min over q in the simplex of ‖y − qᵀZ‖ for one row: every support in turn, the feasible best of them."""
+    k = len(Z)
+    best, found = float("inf"), None
+    for size in range(1, k + 1):
+        for support in itertools.combinations(range(k), size):
+            base = Z[support[0]]
+            D = torch.stack([Z[b] - base for b in support[1:]]) if size > 1 else Z.new_zeros(0, Z.shape[1])
+            c = torch.linalg.lstsq(D.T, y - base).solution if size > 1 else Z.new_zeros(0)
+            weights = [1.0 - float(c.sum()), *c.tolist()]
+            if min(weights) < 0:
+                continue
+            q = Z.new_zeros(k)
+            for b, weight in zip(support, weights, strict=True):
+                q[b] = weight
+            if float((y - q @ Z).norm()) < best:
+                best, found = float((y - q @ Z).norm()), q
+    return found, best

@@ -14,8 +14,9 @@ import headway as hw
 
 SOURCE = Path(hw.__file__).parent
 ORDER = ["checks", "files", "attention", "layer", "examples", "match", "results", "store", "learn.shapes",
-         "learn.gauss_newton", "learn.source", "learn.counting", "learn.moments", "learn.unmix", "learn.polish",
-         "learn.descent", "learn.route", "learn", "", "cli", "__main__"]
+         "learn.gauss_newton", "learn.source", "learn.counting", "learn.moments", "learn.body",
+         "learn.simplex", "learn.sculpt", "learn.net", "learn.unmix", "learn.polish", "learn.descent",
+         "learn.stages", "learn.provable", "learn.route", "learn", "", "cli", "__main__"]
 
 
 def module_of(path):

@@ -52,7 +52,7 @@ def allowed(X: Tensor, mask: str, padding: Tensor | None) -> Tensor | None:
 
 def patterns(X: Tensor, Theta: Tensor, see: Tensor | None = None) -> Tensor:
     """P[n, a, i, b] = softmax over b of x̃_aᵀΘ_i x_b, for Θ of shape (m, d or d + 1, d)."""
-    S = _scores(X, Theta)
+    S = scores(X, Theta)
     if see is not None:
         S = S.masked_fill(~see.unsqueeze(2), float("-inf"))
     return torch.softmax(S, dim=3)
@@ -90,7 +90,7 @@ def tangent(P: Tensor, X: Tensor, dTheta: Tensor) -> Tensor:
 
     P may have one head and dΘ several: then dΘ_j are m probes of the same pattern.
     """
-    return attend(_softmax_rule(P, _scores(X, dTheta)), X)
+    return attend(_softmax_rule(P, scores(X, dTheta)), X)
 
 
 def cotangent(P: Tensor, X: Tensor, gH: Tensor, rows: int) -> Tensor:
@@ -134,7 +134,7 @@ def vjp(X: Tensor, P: Tensor, W: Tensor, U: Tensor, rows: int) -> tuple[Tensor, 
     return cotangent(P, X, spread(U, W), rows), gW, flat.sum(0)
 
 
-def _scores(X: Tensor, Theta: Tensor) -> Tensor:
+def scores(X: Tensor, Theta: Tensor) -> Tensor:
     """S[n, a, i, b] = x̃_aᵀΘ_i x_b."""
     n, k, d = X.shape
     m, r, _ = Theta.shape

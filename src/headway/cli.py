@@ -24,11 +24,13 @@ import headway as hw
 from headway import checks, examples, store
 from headway.files import read_tensors
 from headway.layer import load_layer, save_layer
+from headway.learn.provable import SEARCHES
 from headway.learn.route import METHODS
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Learn a multi-head attention layer from examples of what it does.")
-OPTIONS = {"heads", "method", "rank", "max_heads", "starts", "limit", "seconds", "seed", "device"}
+OPTIONS = {"heads", "method", "search", "polish", "rank", "max_heads", "starts", "limit", "seconds", "seed",
+           "device"}
 err = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
@@ -114,6 +116,9 @@ def learn(
     out: Annotated[Path | None, typer.Option(help="New run folder.")] = None,
     heads: Annotated[str, typer.Option(help="Head count, or auto.")] = "auto",
     method: Annotated[str, typer.Option(help=" or ".join(METHODS) + ".")] = "moments",
+    search: Annotated[str, typer.Option(help="With sculpt: " + " or ".join(SEARCHES) + ".")] = SEARCHES[0],
+    polish: Annotated[bool, typer.Option(help="With sculpt: go on to the floor of the arithmetic.")] = True,
+    truth: Annotated[Path | None, typer.Option(help="With sculpt: a stored layer to trace distances to.")] = None,
     rank: Annotated[str, typer.Option(help="Rank of the attention matrices: auto, none or a number.")] = "auto",
     max_heads: Annotated[int, typer.Option(help="Most heads to try with --heads auto.")] = 32,
     starts: Annotated[int, typer.Option(help="Random starts before giving up.")] = 6,
@@ -146,12 +151,14 @@ def learn(
         source = examples.Examples.open(folder)
         options = {
             "heads": _number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
+            "search": checks.choice("search", search, SEARCHES), "polish": polish,
             "rank": None if rank == "none" else _number_or("rank", rank, "auto"), "max_heads": max_heads,
             "starts": starts, "limit": limit, "seconds": seconds, "seed": seed, "device": _device(device)}
         run = store.Run.create(out, {"command": "learn", "examples": str(folder.resolve()),
                                      "digest": source.digest(), "options": options})
+    known = load_layer(truth) if truth is not None else None
     with _watch() as progress:
-        fit = hw.learn(source, run=run, progress=progress, **run.config["options"])
+        fit = hw.learn(source, run=run, progress=progress, truth=known, **run.config["options"])
     _tell(fit, run.path, run.truth(), as_json)
 
 
@@ -217,7 +224,19 @@ def _stages(trace: tuple[Mapping[str, Any], ...]) -> None:
         held = event.get("held", event.get("unseen", math.nan))
         table.add_row(event["stage"], f"{event['seconds']:.2f}",
                       *("" if math.isnan(x) else f"{x:.1e}" for x in (left, held)), note)
+        for phase in event.get("phases", ()):
+            name = f"  {phase['phase']} {phase['round'] + 1}"
+            table.add_row(name, f"{phase['seconds']:.2f}", "", "", _phase(phase))
     err.print(table)
+
+
+def _phase(event: Mapping[str, Any]) -> str:
+    """One phase of sculpting in a line: rows accepted, and the distances to a known layer where there is one."""
+    words = [f"{event['accepted']:,} of {event['rows']:,} rows"] if "accepted" in event else []
+    for name, shown in (("sum_error", "ΣW"), ("center_error", "Θ̄"), ("hull_angle", "hull angle")):
+        if name in event:
+            words.append(f"{shown} {event[name]:.1e}")
+    return ", ".join(words)
 
 
 def _rank(Theta: torch.Tensor) -> int:

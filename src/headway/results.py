@@ -17,6 +17,7 @@ class Status:
     noise           it is at a level that further heads do not lower: label noise
     not_realisable  m heads leave a residual with structure in it
     too_few         the examples do not determine the layer
+    degenerate      a condition the method relies on does not hold, with its measured value
     limit           a limit on iterations or time was reached first
     """
 

@@ -244,13 +244,13 @@ def least_curvature(problem: Problem, point: Point, shape: Shape, generator: tor
     v = torch.randn(shape.value.shape, generator=generator, dtype=torch.float64).to(shape.value)
     for _ in range(2):
         g = metric.apply(v)
-        v = _conjugate_gradients(lambda x: operator.curvature(x) + 1e-10 * metric.apply(x), metric, g, 1e-8,
+        v = conjugate_gradients(lambda x: operator.curvature(x) + 1e-10 * metric.apply(x), metric, g, 1e-8,
                                  min(2 * v.numel(), 500))
         v = v / v.norm()
     return float((v * operator.curvature(v)).sum()) / max(float((v * metric.apply(v)).sum()), 1e-300)
 
 
-def _conjugate_gradients(
+def conjugate_gradients(
     apply: Callable[[Tensor], Tensor], metric: Metric, g: Tensor, tolerance: float, limit: int
 ) -> Tensor:
     """(A v = g) to a relative error of ``tolerance`` in the norm of the preconditioner."""
@@ -317,7 +317,7 @@ def gauss_newton(
             def apply(v: Tensor, op: _Products = operator, D: Metric = metric, lam: float = lam) -> Tensor:
                 return op.curvature(v) + lam * D.apply(v)
 
-            v = _conjugate_gradients(apply, metric, unit, tolerance, inner_limit)
+            v = conjugate_gradients(apply, metric, unit, tolerance, inner_limit)
             # ‖r‖² falls by ⟨v, g + λDv⟩ if the model is right.
             gain = size**2 * float((v * (unit + lam * metric.apply(v))).sum())
             trial = shape.moved((v.to(g.dtype)) * size)

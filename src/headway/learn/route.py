@@ -3,39 +3,37 @@
 The order of events: split off held-out sequences; find working coordinates; the span of the Θ_i by moments,
 where there are examples enough; the heads inside the span; Gauss–Newton to the floor. What is left unexplained
 on held-out sequences decides what happens next: further starts, one more head, one head fewer, all rows. Each
-step is a stage with a name and a random generator of its own, so that a resumed run takes the same path.
+step is a stage (stages.py).
 """
 
 from __future__ import annotations
 
 import math
-import time
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headway import attention, checks
+from headway import checks
 from headway.examples import Examples
 from headway.layer import AttentionLayer
 from headway.learn import moments
-from headway.learn.counting import Size
 from headway.learn.descent import descend
-from headway.learn.gauss_newton import Rows, evaluate, gauss_newton, least_curvature
-from headway.learn.polish import Polished, floor_of, polish
+from headway.learn.gauss_newton import Rows, evaluate, gauss_newton
+from headway.learn.polish import Polished
+from headway.learn.provable import SEARCHES, Provable
+from headway.learn.sculpt import Thresholds
 from headway.learn.shapes import Factored, Full, Shape
-from headway.learn.source import Source, find_frame, spaced
+from headway.learn.source import spaced
+from headway.learn.stages import OutOfTimeError, Progress, Stages, better, left_over, polished
 from headway.learn.unmix import unmix, unseen
-from headway.results import Fit, NotLearnedError, Status
+from headway.results import Fit, NotLearnedError
 from headway.store import Run, Stage
 
-METHODS = ("moments", "descent")
+METHODS = ("moments", "sculpt", "descent")
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
-Progress = Callable[[Mapping[str, Any]], None]
 
 
 def learn(
@@ -48,6 +46,10 @@ def learn(
     starts: int = 6,
     limit: int = 100,
     seconds: float | None = None,
+    search: str = "gauss-newton",
+    polish: bool = True,
+    thresholds: Thresholds | None = None,
+    truth: AttentionLayer | None = None,
     seed: int = 0,
     strict: bool = False,
     device: torch.device | str | None = None,
@@ -60,12 +62,15 @@ def learn(
     (``fit.stats["floor"]``), heads that differ. Tokens need not be white: mean and covariance are removed first.
 
     heads: "auto" finds the count. method: "moments" (span, unmix, polish; straight to Gauss–Newton from
-    random starts when examples are few) or "descent" (Adam, the baseline; needs ``heads``). rank: "auto" uses
+    random starts when examples are few), "sculpt" (the first paper's algorithm, for 2 to 8 white tokens and
+    many examples) or "descent" (Adam, the baseline; needs ``heads``). rank: "auto" uses
     a low rank of the Θ_i where it shows, an int imposes it, None never. starts: random starts tried before
     giving up. limit: Gauss–Newton iterations in one solve. seconds: stop after about this long with the best fit so
     far (what a resumed run finds then depends on the clock). A tenth of the examples (2,000 at most) is held out
-    and only used to judge. strict=True raises NotLearnedError unless the status is ok. run: a folder that
-    keeps the stages. progress: called with {"stage", "residual", "heads"}.
+    and only used to judge. With "sculpt" alone: search, "gauss-newton" or the paper's "net"; polish, whether to
+    go on to the floor of the arithmetic; thresholds, the constants the paper leaves open; truth, a layer to which
+    the trace then gives distances and at which nothing else looks. strict=True raises NotLearnedError unless the
+    status is ok. run: a folder that keeps the stages. progress: called with {"stage", "residual", "heads"}.
 
     >>> from headway.examples import draw
     >>> truth = AttentionLayer.random(heads=2, width=6, seed=0)
@@ -89,9 +94,17 @@ def learn(
         checks.number("seconds", seconds, strictly=True)
     if isinstance(rank, int):
         checks.whole("rank", rank, 1, examples.width)
-    route = _Route(examples, wanted, rank, checks.whole("max_heads", max_heads), starts, limit, seconds,
-                   seed, device, run, progress)
-    fit = route.descent() if method == "descent" else route.moments()
+    settings = (examples, wanted, rank, checks.whole("max_heads", max_heads), starts, limit, seconds, seed, device,
+                run, progress)
+    checks.choice("search", search, SEARCHES)
+    if method == "sculpt":
+        sculpting = Provable(*settings)
+        sculpting.search, sculpting.polishing, sculpting.truth = search, polish, truth
+        sculpting.thresholds = thresholds or Thresholds()
+        fit = sculpting.sculpt()
+    else:
+        route = _Moments(*settings)
+        fit = route.descent() if method == "descent" else route.moments()
     if run is not None:
         run.finish(fit)
     if strict and not fit.status.ok:
@@ -99,72 +112,10 @@ def learn(
     return fit
 
 
-class _OutOfTimeError(Exception):
-    """Raised between iterations when the seconds are used up."""
+class _Moments(Stages):
+    """Span by moments, unmix, polish; more and fewer heads."""
 
-
-class _Route:
-    """One run of the learner: its settings, the stages done so far and what they cost."""
-
-    def __init__(
-        self, examples: Examples, heads: int | str | None, rank: int | str | None, max_heads: int, starts: int,
-        limit: int, seconds: float | None, seed: int, device: torch.device | str | None, run: Run | None,
-        progress: Progress | None,
-    ) -> None:
-        self.heads, self.rank, self.max_heads = heads, rank, max_heads
-        self.starts, self.limit, self.seed = starts, limit, seed
-        self.run, self.progress = run, progress
-        self.trace: list[dict[str, Any]] = []
-        self.begun = time.perf_counter()
-        self.deadline = math.inf if seconds is None else self.begun + seconds
-        self.best: Polished | None = None  # so far, for when time runs out
-        self.condition: tuple[Polished, float] | None = None  # of the features, the last time it was asked for
-        self.source = Source(examples, device)
-        self.examples = examples
-        self.floor = floor_of(examples.dtype)
-        self.current = {"stage": "frame", "heads": 0}
-        self.report(None)
-        frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device)
-        self.trace.append({"stage": "frame", "white": frame.plain, "directions": self.source.d,
-                           "seconds": time.perf_counter() - self.begun})
-        imposed = rank if isinstance(rank, int) else None
-        self.size = Size(self.source.d, examples.out_width, examples.length, examples.mask, imposed)
-        self.basis: Tensor | None = None
-        if isinstance(heads, int) and self.size.floor(heads) > len(self.source.fit):
-            n, need = len(self.source.fit), self.size.floor(heads)
-            checks.refuse(
-                "heads", f"a count that {n} sequences (after {len(self.source.held)} held out) can determine: "
-                f"at most {self.size.most_heads(n)}", f"{heads}, with {self.size.unknowns(heads)} unknowns",
-                f"at least {need} sequences, three times that to be safe; or rank=r if the rank is known")
-
-    # -- stages ---------------------------------------------------------------------------------------------
-
-    def stage(self, name: str, compute: Callable[[], Stage], heads: int = 0) -> Stage:
-        self.current = {"stage": name, "heads": heads}
-        self.report(None)
-        begun = time.perf_counter()
-
-        def timed() -> Stage:
-            tensors, info = compute()
-            return tensors, {**info, "seconds": time.perf_counter() - begun}
-
-        tensors, info = timed() if self.run is None else self.run.stage(name, timed)
-        self.trace.append({"stage": name, **info})
-        return {n: t.to(self.source.device) for n, t in tensors.items()}, info
-
-    def report(self, residual: float | None) -> None:
-        if time.perf_counter() > self.deadline:
-            raise _OutOfTimeError
-        if self.progress is not None:
-            self.progress({**self.current, "residual": residual})
-
-    def generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed}:{name}".encode()))
-
-    def rows_for(self, heads: int) -> int:
-        """Sequences for a solve. Conjugate gradients need fewer steps the more rows there are, and each costs more:
-        between four and eight times the floor the product of the two hardly changes."""
-        return min(max(6 * self.size.floor(heads), 16), len(self.source.fit), self.source.most())
+    basis: Tensor | None = None
 
     # -- span -----------------------------------------------------------------------------------------------
 
@@ -184,7 +135,7 @@ class _Route:
 
             def batches(index: np.ndarray = index, L: int = L) -> Iterable[Rows]:
                 for rows in source.stream(index, L, torch.float32):
-                    yield rows if taken is None else _left_over(rows, taken)
+                    yield rows if taken is None else left_over(rows, taken)
 
             found = moments.span(batches, L, generator=self.generator(name))
             m, ratio = moments.gap(
@@ -214,12 +165,12 @@ class _Route:
             name = f"unmix-{m}"
             tensors, _ = self.stage(name, lambda: self._unmix(name, m), m)
             for j, Theta in enumerate(tensors["Theta"][:2]):
-                best = _better(best, self.polish(f"polish-{m}-{j}", Theta))
+                best = better(best, self.polish(f"polish-{m}-{j}", Theta))
                 if best.held <= self.floor:
                     return best
             if best is not None and best.held < NEAR:
                 return best  # what is left is noise or one more head, not a wrong basin
-        return _better(best, self.restart(m, range(self.starts)))
+        return better(best, self.restart(m, range(self.starts)))
 
     def restart(self, m: int, numbers: range, settle: bool = True) -> Polished:
         """Rough fits from random starts; the first that comes near is polished, else the best of them.
@@ -269,20 +220,6 @@ class _Route:
             "residual": solution.residual, "unseen": unseen(solution.point, other),
             "reason": solution.reason, "products": solution.products}
 
-    def polish(self, name: str, Theta: Tensor, sequences: int | None = None) -> Polished:
-        m = Theta.shape[0]
-        count = sequences or self.rows_for(m)
-
-        def compute() -> Stage:
-            found = polish(self.source, Theta, count, rank=self.rank, generator=self.generator(name),
-                           limit=self.limit, report=self.report)
-            info = asdict(found)
-            return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
-
-        found = _polished(self.stage(name, compute, m))
-        self.best = _better(self.best, found)
-        return found
-
     # -- more or fewer heads --------------------------------------------------------------------------------
 
     def grow(self, best: Polished, name: str) -> Polished:
@@ -329,24 +266,12 @@ class _Route:
         again = self.polish(f"merge-{short.heads}", short.augmented)
         return again if again.held <= self.floor else best
 
-    def redundant(self, best: Polished, tolerance: float = 1e-6) -> bool:
-        """Whether the features [P_1X | … | P_mX | 1] depend on each other, so that the W_i are not unique.
-
-        Equal heads do that; so do, with two tokens, a head, its reflection and uniform attention.
-        """
-        if self.condition is None or self.condition[0] is not best:
-            m = best.Theta.shape[0]
-            problem = self.source.problem(spaced(self.source.fit, self.rows_for(m)), m, torch.float64)
-            s = torch.linalg.svdvals(evaluate(problem, best.Theta).factor)
-            self.condition = best, float(s[-1] / s[0])
-        return self.condition[1] < tolerance
-
     # -- the whole way --------------------------------------------------------------------------------------
 
     def moments(self) -> Fit:
         try:
             return self._moments()
-        except _OutOfTimeError:
+        except OutOfTimeError:
             self.deadline = math.inf
             if self.best is None:
                 self.limit = 3
@@ -382,9 +307,9 @@ class _Route:
             # is too few.
             grown = self.grow(best, f"grow-{m + 1}")
             if grown.held < 0.95 * best.held:
-                best = _better(best, self.prune(grown, f"prune-{m}"))
+                best = better(best, self.prune(grown, f"prune-{m}"))
         if best.held > self.floor:
-            best = _better(best, self.restart(m, self._more(m), settle=False))
+            best = better(best, self.restart(m, self._more(m), settle=False))
         return best, best.held > self.floor
 
     def _counted(self, m: int) -> tuple[Polished, bool]:
@@ -406,9 +331,9 @@ class _Route:
             if self.basis is not None and tried == best.Theta.shape[0] + 1:
                 more = self.grow(best, f"grow-{tried}")
             if more is None or more.held > self.floor:
-                more = _better(more, self.attempt(tried))
+                more = better(more, self.attempt(tried))
             misses = 0 if more.held < 0.95 * best.held else misses + 1
-            best = _better(best, more) if misses == 0 else best
+            best = better(best, more) if misses == 0 else best
         if structured and best.held > self.floor:
             best = self._search(best)
         if best.held <= self.floor:
@@ -421,7 +346,7 @@ class _Route:
         for m in (here, here + 1, here - 1, here + 2):
             if m < 1 or not self._within(m):
                 continue
-            best = _better(best, self.restart(m, self._more(m), settle=False))
+            best = better(best, self.restart(m, self._more(m), settle=False))
             if best.held <= self.floor:
                 break
         return best
@@ -445,153 +370,4 @@ class _Route:
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
-        return self.close(_polished(self.stage("descent", compute, m)), False)
-
-    # -- the end --------------------------------------------------------------------------------------------
-
-    def close(self, best: Polished, structured: bool) -> Fit:
-        assert self.source.frame is not None
-        layer = self.source.frame.leave(best.Theta, best.W, best.offset, self.examples.mask)
-        layer = _without_empty(layer.canonical(1e-12), max(best.held, self.floor), self.source.frame.scale)
-        m = best.Theta.shape[0]
-        size = replace(self.size, rank=best.rank)
-        free = max(best.equations - size.unknowns(m), 1)
-        noise = best.residual * math.sqrt(best.equations / free)
-        products = sum(int(event.get("products", 0)) for event in self.trace)
-        stats = {
-            "heads": layer.heads, "rank": best.rank, "held_out_error": best.held, "fitted_error": best.residual,
-            "noise": noise, "examples": len(self.examples), "held_out": len(self.source.held),
-            "used": best.sequences, "floor": size.floor(m), "unknowns": size.unknowns(m),
-            "unidentified_directions": self.examples.width - self.source.d, "products": products,
-            "seconds": time.perf_counter() - self.begun,
-        }
-        status = self._status(best, structured, noise, size)
-        return Fit(layer, status, stats, tuple(self.trace))
-
-    def _status(self, best: Polished, structured: bool, noise: float, size: Size) -> Status:
-        m, n, held = best.Theta.shape[0], self.distinct(), best.held
-        numbers = {"held_out_error": held, "floor": self.floor, "heads": float(m)}
-        blind = self.examples.width - self.source.d
-        tail = (f" {blind} of {self.examples.width} token directions are never visited and stay unidentified."
-                if blind else "")
-        if held <= self.floor and (self.redundant(best) or not self.determined(best)):
-            return Status("too_few", f"The examples are met exactly by {_heads(m)}, but do not determine them: "
-                          "other attention matrices do the same on these inputs. Draw more varied ones." + tail,
-                          numbers)
-        if held <= self.floor:
-            return Status("recovered", f"Recovered to the floor of the arithmetic: {_heads(m)}, relative error "
-                          f"{held:.1e} on {len(self.source.held)} held-out sequences.{tail}", numbers)
-        need = math.ceil(3 * size.floor(m) / (1 - len(self.source.held) / len(self.examples)))
-        if n < size.floor(m) or (held > 3 * noise and best.sequences >= n and n < 3 * size.floor(m)):
-            return Status("too_few", f"Too few examples: {n} different sequences do not determine {_heads(m)} "
-                          f"(held-out error {held:.1e}, fitted {best.residual:.1e}). About {need} sequences are "
-                          f"needed.{tail}", {**numbers, "needed": float(need)})
-        if best.reason == "time":
-            return Status("limit", f"Out of time with {_heads(m)}: held-out error {held:.1e}. Raise seconds.{tail}",
-                          numbers)
-        if best.reason == "limit":
-            return Status("limit", f"Stopped at the limit of {self.limit} iterations with {_heads(m)}: held-out "
-                          f"error {held:.1e}, still falling. Raise limit.{tail}", numbers)
-        if held > 0.9:
-            return Status("not_realisable", f"Nothing learned: {_heads(m)} leave {held:.2f} of the labels' spread "
-                          "on held-out sequences. The labels hardly answer to the inputs, or a few outliers rule "
-                          "them." + tail, {**numbers, "residual_floor": held})
-        if structured or held > 3 * noise:
-            return Status("not_realisable", f"Not realisable with {_heads(m)}: the residual floor is {held:.2e} "
-                          f"and has structure that further heads would explain in part, so it is not noise.{tail}",
-                          {**numbers, "residual_floor": held})
-        return Status("noise", f"Stopped at the noise level: {_heads(m)}, label noise estimated at {noise:.2e} of "
-                      f"the labels' spread; held-out error {held:.2e}.{tail}", {**numbers, "noise": noise})
-
-    def distinct(self) -> int:
-        """How many different sequences were fitted; a long list is taken to have no repeats."""
-        if len(self.source.fit) > 4096:
-            return len(self.source.fit)
-        return self._unique(self.source.fit)
-
-    def _unique(self, index: np.ndarray) -> int:
-        return _different(self.examples.take(index).X.flatten(1))
-
-    def determined(self, best: Polished) -> bool:
-        """Whether the inputs pin Θ down. Looked at where tokens are so few that they may not: below eight times the
-        width, and a generic sample is far above."""
-        source, m = self.source, best.Theta.shape[0]
-        sample = self.examples.take(spaced(source.fit, min(len(source.fit), 512)))
-        flat = sample.X.reshape(-1, self.examples.width)
-        if isinstance(self.rank, int) or _different(flat) > 8 * source.d:
-            return True
-        n = self.distinct()
-        everything = np.concatenate([source.fit, source.held])
-        if n < 6 * self.size.floor(m) and self._unique(everything) == n:
-            return False  # every held-out sequence was fitted: meeting it again proves nothing
-
-        def compute() -> Stage:
-            problem = source.problem(spaced(source.fit, best.sequences), m, torch.float64)
-            point = evaluate(problem, best.Theta)
-            return {}, {"least_curvature": least_curvature(
-                problem, point, Full(best.Theta), self.generator("determined"))}
-
-        _, info = self.stage("determined", compute, m)
-        return bool(info["least_curvature"] > 1e-9)
-
-    def leftover(self, best: Polished, name: str) -> bool:
-        """Whether the residual still answers to the inputs: its leading moment against that of residuals handed
-        to other sequences, where every relation to the inputs is cut and the noise is kept.
-
-        Looked at on the rows fitted: there the error of the estimate itself leaves no trace, to first order.
-        """
-        source = self.source
-        index = spaced(source.fit, min(best.sequences, 4096))
-
-        def compute() -> Stage:
-            tops = []
-            for shift in (0, 1, 2):
-
-                def batches(shift: int = shift) -> Iterable[Rows]:
-                    for rows in source.stream(index, 4, torch.float32):
-                        rest = _left_over(rows, best)
-                        yield replace(rest, Y=rest.Y.roll(shift, 0))
-
-                found = moments.span(batches, 4, generator=self.generator(name), passes=4)
-                tops.append(float(found.values[0]))
-            return {}, {"top_moment": tops[0], "without_relation": max(tops[1:])}
-
-        _, info = self.stage(name, compute, best.Theta.shape[0])
-        return bool(info["top_moment"] > 1.3 * info["without_relation"])
-
-
-def _polished(stage: Stage) -> Polished:
-    tensors, info = stage
-    numbers = {name: value for name, value in info.items() if name != "seconds"}
-    return Polished(tensors["Theta"], tensors["W"], tensors["offset"], **numbers)
-
-
-def _different(rows: Tensor) -> int:
-    """How many of the rows differ; −0 counts as 0."""
-    return len({row.tobytes() for row in (rows.cpu() + 0).numpy()})
-
-
-def _better(a: Polished | None, b: Polished) -> Polished:
-    return b if a is None or b.held < a.held else a
-
-
-def _left_over(rows: Rows, taken: Polished) -> Rows:
-    Theta, W, offset = (t.to(rows.X) for t in (taken.Theta, taken.W, taken.offset))
-    R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
-    return replace(rows, Y=R if rows.valid is None else R * rows.valid)
-
-
-def _without_empty(layer: AttentionLayer, accuracy: float, scale: float) -> AttentionLayer:
-    """Without a key bias or an offset that is zero to the accuracy reached at the floor of the arithmetic."""
-    if accuracy > 1e-5:
-        return layer
-    assert layer.key_bias is not None and layer.offset is not None
-    if float(layer.key_bias.norm()) < 1e3 * accuracy * float(layer.Theta.norm()):
-        layer = replace(layer, key_bias=None)
-    if float(layer.offset.norm()) < 1e3 * accuracy * scale * math.sqrt(layer.out_width):  # type: ignore[union-attr]
-        layer = replace(layer, offset=None)
-    return layer
-
-
-def _heads(m: int) -> str:
-    return f"{m} head" + ("s" if m != 1 else "")
+        return self.close(polished(self.stage("descent", compute, m)), False)
