@@ -14,8 +14,8 @@ import dense
 import headway as hw
 from headway.learn import net
 from headway.learn.body import Body, Gram
-from headway.learn.gauss_newton import Problem, Rows
 from headway.learn.simplex import affine_bound, simplex_fit
+from headway.projected import Problem, Rows
 
 SEEDS = st.integers(0, 2**31)
 

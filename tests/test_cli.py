@@ -16,7 +16,7 @@ import torch
 import headway as hw
 from headway.cli import OPTIONS
 from headway.examples import write
-from headway.layer import load_layer
+from headway.layer import load_layer, save_layer
 from headway.store import Run
 
 SMALL = ["--heads", "2", "--width", "6", "--length", "5", "--count", "240"]
@@ -222,3 +222,68 @@ def test_resume_refuses_other_examples(data, tmp_path):
     done = headway("learn", "--resume", tmp_path / "run")
     assert done.returncode == 2
     assert "the examples this run began with" in " ".join(done.stderr.split())
+
+
+def test_certify_writes_a_certificate_and_answers_with_its_exit_code(tmp_path):
+    run = headway("make", tmp_path / "e", "--heads", 2, "--width", 6, "--length", 6, "--count", 400)
+    assert run.returncode == 0, run.stderr
+    learned = headway("learn", tmp_path / "e", "--out", tmp_path / "run")
+    assert learned.returncode == 0, learned.stderr
+    truth = load_layer(tmp_path / "e" / "truth.safetensors")
+    fresh = hw.draw(truth, count=600, length=6, seed=99)
+    write(tmp_path / "fresh", iter([fresh]), 1)
+    good = headway("certify", tmp_path / "run", "--examples", tmp_path / "fresh", "--json")
+    assert good.returncode == 0, good.stderr
+    said = json.loads(good.stdout)
+    assert said["holds"]["identifiability"] == "yes"
+    assert said["failed"] == []
+    stored = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert {claim["name"] for claim in stored["claims"]} == set(said["holds"])
+    assert all(claim["assumption"] for claim in stored["claims"])
+    assert Run.open(tmp_path / "run").certificate()["distance to the truth"].holds == "yes"
+    strict = headway("certify", tmp_path / "run", "--examples", tmp_path / "fresh", "--require", "held-out mean")
+    assert strict.returncode == 1
+    assert "Not established: held-out mean" in strict.stderr
+    for words, message in (
+        (["--examples", tmp_path / "e"], "did not use"), (["--examples", tmp_path / "nothing"], "Try"),
+        (["--examples", tmp_path / "fresh", "--require", "beauty"], "held-out quantile")):
+        bad = headway("certify", tmp_path / "run", *words)
+        assert bad.returncode == 2
+        assert message in bad.stderr
+
+
+def test_a_certificate_of_another_layer_is_not_believed(tmp_path):
+    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
+    data = hw.draw(layer, count=200, length=4, seed=1)
+    run = Run.create(tmp_path / "run", {"digest": data.digest()})
+    hw.learn(data, heads=1, run=run)
+    assert run.certificate() is None
+    run.certified(hw.certify(layer, hw.draw(layer, count=50, length=4, seed=2)), {})
+    assert len(run.certificate().claims) == 6
+    save_layer(tmp_path / "run" / "layer.safetensors", hw.AttentionLayer.random(heads=1, width=4, seed=9))
+    with pytest.raises(hw.InputError, match="another"):
+        run.certificate()
+
+
+def test_compare_answers_with_its_exit_code(tmp_path):
+    layer = hw.AttentionLayer.random(heads=2, width=4, seed=0)
+    save_layer(tmp_path / "a.safetensors", layer)
+    save_layer(tmp_path / "b.safetensors", hw.AttentionLayer(layer.Theta.flip(0), layer.W.flip(0)))
+    save_layer(tmp_path / "c.safetensors", hw.AttentionLayer(layer.Theta, layer.W * 1.001))
+    same = headway("compare", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--json")
+    assert same.returncode == 0
+    assert json.loads(same.stdout)["same"] is True
+    other = headway("compare", tmp_path / "a.safetensors", tmp_path / "c.safetensors")
+    assert other.returncode == 1
+    assert "W of head" in other.stderr
+
+
+def test_sculpting_from_the_command_line_shows_its_phases(tmp_path):
+    headway("make", tmp_path / "e", "--heads", 1, "--width", 5, "--length", 3, "--count", 2000, "--scale", 3)
+    truth = tmp_path / "e" / "truth.safetensors"
+    result = headway("learn", tmp_path / "e", "--out", tmp_path / "run", "--method", "sculpt", "--heads", 1,
+                    "--truth", truth)
+    assert result.returncode == 0, result.stderr
+    shown = headway("show", tmp_path / "run")
+    for words in ("crude sum 1", "sculpt 1", "refine 1", "sharpen 1", "ΣW"):
+        assert words in shown.stderr, words

@@ -13,10 +13,12 @@ import torch
 import headway as hw
 
 SOURCE = Path(hw.__file__).parent
-ORDER = ["checks", "files", "attention", "layer", "examples", "match", "results", "store", "learn.shapes",
-         "learn.gauss_newton", "learn.source", "learn.counting", "learn.moments", "learn.body",
+ORDER = ["checks", "files", "attention", "layer", "counting", "examples", "match", "conditions", "results", "store",
+         "projected", "learn.shapes", "learn.gauss_newton", "learn.source", "learn.moments", "learn.body",
          "learn.simplex", "learn.sculpt", "learn.net", "learn.unmix", "learn.polish", "learn.descent",
-         "learn.stages", "learn.provable", "learn.route", "learn", "", "cli", "__main__"]
+         "learn.stages", "learn.provable", "learn.route", "learn",
+         "certify.held_out", "certify.jacobian", "certify.identify", "certify.radius", "certify.report", "certify",
+         "", "cli", "__main__"]
 
 
 def module_of(path):
@@ -92,3 +94,11 @@ class TestEveryLearner:
     def test_refuses_what_is_no_example(self, method):
         with pytest.raises(hw.InputError, match="examples"):
             hw.learn(torch.zeros(3, 4, 5), heads=1, method=method)
+
+
+def test_certify_imports_nothing_from_the_learners():
+    inside = [name for name in MODULES if name.split(".")[0] == "certify"]
+    assert len(inside) > 3
+    for name in inside:
+        taken = set(imported(MODULES[name]))
+        assert not any(target.split(".")[0] == "learn" for target in taken), name

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headway as hw
-from headway.learn.counting import Size
+from headway.counting import Size
 
 
 def recovered(fit: hw.Fit, truth: hw.AttentionLayer, tolerance: float = 1e-9) -> None:

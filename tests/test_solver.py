@@ -7,14 +7,14 @@ import torch
 from tests import dense
 from torch.testing import assert_close
 
-from headway import attention
+from headway import attention, projected
+from headway.counting import Size
 from headway.layer import AttentionLayer
-from headway.learn import gauss_newton as gauss_newton_module
 from headway.learn import moments
-from headway.learn.counting import Size
-from headway.learn.gauss_newton import Problem, Rows, _Products, evaluate, gauss_newton
+from headway.learn.gauss_newton import _Products, gauss_newton
 from headway.learn.polish import numerical_rank
 from headway.learn.shapes import Factored, Full, Span
+from headway.projected import Problem, Rows, evaluate
 
 
 def normal(*size, seed):
@@ -131,7 +131,7 @@ def test_features_computed_again_change_nothing(monkeypatch, pieces):
         return point, operator.curvature(v), operator.gradient(point.residuals)
 
     kept = products()
-    monkeypatch.setattr(gauss_newton_module, "CACHE", 0)
+    monkeypatch.setattr(projected, "CACHE", 0)
     again = products()
     assert kept[0].kept is not None
     assert again[0].kept is None

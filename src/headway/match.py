@@ -87,3 +87,54 @@ def _relative(A: Tensor, B: Tensor) -> np.ndarray:
     size = B.flatten(1).norm(dim=1)
     size = torch.where(size > 0, size, torch.ones_like(size))  # a zero is missed by an absolute error
     return np.stack([((A - b).flatten(1).norm(dim=1) / s).numpy() for b, s in zip(B, size, strict=True)])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether two layers are one function for every input, up to the order of heads."""
+
+    same: bool
+    largest: float  # the largest relative difference of a part, inf where a head has no partner
+    where: str
+    match: Match
+
+    def __str__(self) -> str:
+        return ("The same function" if self.same else "Different functions") + f": {self.where}."
+
+
+def compare(layer_a: AttentionLayer, layer_b: AttentionLayer, tolerance: float = 1e-9) -> Comparison:
+    """Are F_a and F_b equal? In canonical form (equal heads merged, dead ones dropped) heads are paired, and every
+    Θ, u, W and the offset compared, each relative to its own size.
+
+    Heads that differ by more than ``tolerance`` are different functions: distinct heads are linearly independent as
+    functions of sequences of all lengths, so no other choice of heads gives the same sums.
+
+    >>> layer = AttentionLayer.random(heads=3, width=5, seed=0)
+    >>> print(compare(layer, AttentionLayer(layer.Theta.flip(0), layer.W.flip(0))))
+    The same function: 3 heads agree exactly.
+    """
+    checks.number("tolerance", tolerance)
+    a, b = layer_a.canonical(tolerance), layer_b.canonical(tolerance)
+    found = match(a, b)
+    if found.missing or found.excess:
+        where = f"{a.heads} heads against {b.heads}, merged and without dead ones"
+        return Comparison(False, float("inf"), where, found)
+    spots: list[tuple[float, str]] = []
+    A, B = _with_bias(a), _with_bias(b)
+    for i, j in enumerate(found.order):
+        for name, x, y in (("Θ", A[j], B[i]), ("W", a.W[j].double().cpu(), b.W[i].double().cpu())):
+            gap = (x - y).abs()
+            at = np.unravel_index(int(gap.argmax()), tuple(gap.shape))
+            row, column = int(at[0]), int(at[1])
+            part = "u" if name == "Θ" and row == a.width else name
+            entry = f"entry {column + 1}" if part == "u" else f"entry ({row + 1}, {column + 1})"
+            size = found.theta_error[i] if name == "Θ" else found.w_error[i]
+            spots.append((size, f"{part} of head {j + 1} against head {i + 1}, {entry}, by {float(gap.max()):.1e}"))
+    spots.append((found.offset_error, f"the offset, by {found.offset_error:.1e} of its size"))
+    largest, where = max(spots)
+    same = largest <= tolerance
+    if largest == 0.0:
+        where = f"{a.heads} head{'s' if a.heads != 1 else ''} agree exactly"
+    else:
+        where = f"the largest relative difference is {largest:.1e}, in {where}"
+    return Comparison(same, largest, where, found)

@@ -1,4 +1,4 @@
-"""What a learner returns: a layer, a status that is a sentence, counters and a trace. Frozen, printable."""
+"""What a learner returns (a layer, a status that is a sentence, a trace) and what a certificate says. Frozen."""
 
 from __future__ import annotations
 
@@ -45,6 +45,39 @@ class Fit:
 
     def __repr__(self) -> str:
         return f"Fit({self.layer!r}, {self.status.kind}: {self.status.sentence})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement about a layer: what it rests on, whether it holds (yes, no, undecided) and why."""
+
+    name: str
+    statement: str
+    assumption: str
+    holds: str
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.holds}. {self.statement}: {self.reason}."
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Claims about one layer, from examples it was not learned from."""
+
+    claims: tuple[Claim, ...]
+    confidence: float
+    settings: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Claim:
+        for claim in self.claims:
+            if claim.name == name:
+                return claim
+        raise KeyError(f"no claim {name!r}; there are {', '.join(repr(c.name) for c in self.claims)}")
+
+    def __str__(self) -> str:
+        return "\n".join(str(claim) for claim in self.claims)
 
 
 class NotLearnedError(RuntimeError):

@@ -21,10 +21,11 @@ from torch import Tensor
 from headway import checks
 from headway.files import read_json, read_tensors, write_json, write_tensors
 from headway.layer import AttentionLayer, load_layer, save_layer
-from headway.results import Fit, Status
+from headway.results import Certificate, Claim, Fit, Status
 
 Stage = tuple[dict[str, Tensor], dict[str, Any]]
 KIND = "headway-run-1"
+CERTIFICATE = "headway-certificate-1"
 MANIFEST = {"status", "stats", "trace", "versions", "sha256"}
 FILES = ("config.json", "layer.safetensors", "truth.safetensors")
 
@@ -123,6 +124,29 @@ class Run:
                               "another or none", "headway learn again")
         layer = load_layer(self.path / "layer.safetensors")
         return Fit(layer, Status(**manifest["status"]), manifest["stats"], tuple(manifest["trace"]))
+
+    def certified(self, certificate: Certificate, about: Mapping[str, Any]) -> Path:
+        """Write certificate.json: the claims, what they were computed from, and with which versions."""
+        path = self.path / "certificate.json"
+        write_json(path, {
+            "kind": CERTIFICATE, **about, "confidence": certificate.confidence,
+            "settings": dict(certificate.settings), "versions": versions(),
+            "layer_sha256": _sha256(self.path / "layer.safetensors"),
+            "claims": [{"name": c.name, "holds": c.holds, "statement": c.statement, "assumption": c.assumption,
+                        "reason": c.reason, "numbers": dict(c.numbers)} for c in certificate.claims]})
+        return path
+
+    def certificate(self) -> Certificate | None:
+        """The stored certificate; none if there is none, or if it speaks of another layer."""
+        path = self.path / "certificate.json"
+        if not path.exists():
+            return None
+        found = read_json(path, "a certificate written by headway certify")
+        about = found.get("layer_sha256")
+        if found.get("kind") != CERTIFICATE or about != _sha256(self.path / "layer.safetensors"):
+            checks.refuse(str(path), "a certificate of this run's layer", "one of another", "headway certify again")
+        claims = tuple(Claim(**claim) for claim in found["claims"])
+        return Certificate(claims, found["confidence"], found["settings"])
 
     def truth(self) -> AttentionLayer | None:
         """The hidden layer, where the run was a demonstration that knew it."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headway import attention
-from headway.learn.gauss_newton import Rows
+from headway.projected import Rows
 
 KEEP = 128 << 20  # bytes of prepared rows kept between passes; beyond it they are read again
 Batches = Callable[[], Iterable[Rows]]

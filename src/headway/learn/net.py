@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headway import attention, checks
-from headway.learn.gauss_newton import Problem
+from headway.projected import Problem
 
 COARSEST = 7  # points an axis below which the net says nothing
 BATCH = 4096  # tuples solved at a time

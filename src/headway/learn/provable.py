@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway import checks
+from headway import checks, conditions
+from headway.counting import Size
 from headway.layer import AttentionLayer
 from headway.learn import net
-from headway.learn.counting import Size
-from headway.learn.gauss_newton import Rows, evaluate
 from headway.learn.polish import Polished
 from headway.learn.sculpt import Sculptor, Thresholds
 from headway.learn.source import spaced
 from headway.learn.stages import OutOfTimeError, Stages, better, heads_of
 from headway.learn.unmix import unmix
+from headway.projected import Rows, evaluate
 from headway.results import Fit, Status
 from headway.store import Stage
 
@@ -93,7 +93,7 @@ class Provable(Stages):
         found, _ = self.stage(f"search-{m}", lambda: self._search(m, center, V), m)
         Theta = found["Theta"]
         self.power = float(info["label_power"])
-        self.numbers = conditions(total, Theta, self.power)
+        self.numbers = conditions.measure(Theta, total=total, label_power=self.power)
         start = torch.cat([Theta, Theta.new_zeros(m, 1, Theta.shape[2])], dim=1)
         if self.polishing:
             return self.polish(f"polish-{m}", start)
@@ -151,12 +151,11 @@ class Provable(Stages):
         met = best.held <= self.floor
         if met:
             # The offset and key bias of the polish are nothing here; heads that are equal or dead show in W.
-            self.numbers = conditions(best.W.sum(0), best.Theta[:, :-1], self.power, best.W)
+            self.numbers = conditions.measure(best.Theta[:, :-1], best.W, label_power=self.power)
         numbers = {**plain.numbers, **self.numbers}
         if best.reason == "time":
             return replace(plain, numbers=numbers)
-        broken = [f"{words} {numbers[name]:.1e} (wanted above {least:g})" for name, least, words in CONDITIONS
-                  if numbers.get(name, math.inf) < least]
+        broken = conditions.broken(numbers)
         if met and not broken:
             return replace(plain, numbers=numbers)
         if met and plain.kind == "recovered":
@@ -171,37 +170,3 @@ class Provable(Stages):
                           "go; polish=True goes on from there.", numbers)
         return Status("limit", f"The body did not close in on {found}: held-out error {best.held:.1e} after all "
                       "rounds. More examples, another head count, or method='moments'.", numbers)
-
-
-CONDITIONS = (
-    ("sum_strength", 0.05, "the projections cancel, power of ΣW_i over that of the labels"),
-    ("sum_singular", 1e-3, "ΣW_i is singular, least over largest singular value"),
-    ("head_distance", 1e-2, "two heads are equal, relative distance"),
-    ("head_weight", 1e-6, "a head is not needed, as when two are equal, least over largest ‖W_i‖"),
-    ("norm_ratio", 1e-6, "a head is not needed, as when two are equal, least over largest ‖Θ_i‖"),
-    ("effective_rank", 1.5, "an attention matrix is close to rank one, effective rank"),
-)
-
-
-def conditions(total: Tensor, Theta: Tensor, label_power: float, W: Tensor | None = None) -> dict[str, float]:
-    """The paper's conditions as numbers: what ΣW_i explains, how singular it is, the least effective rank
-    ‖Θ‖_F²/‖Θ‖_op², the least distance of two heads relative to the larger, the spread of the norms, and, where the
-    W_i are known, the lightest of them."""
-    s = torch.linalg.svdvals(total.double())
-    top = torch.linalg.matrix_norm(Theta.double(), 2).clamp_min(1e-300)
-    norms = Theta.double().flatten(1).norm(dim=1)
-    found = {
-        "sum_strength": float(s.square().sum()) / max(label_power, 1e-300),
-        "sum_singular": float(s[-1] / s[0].clamp_min(1e-300)),
-        "effective_rank": float((norms / top).square().min()),
-        "norm_ratio": float(norms.min() / norms.max().clamp_min(1e-300)),
-    }
-    if len(Theta) > 1:
-        gaps = torch.cdist(Theta.double().flatten(1), Theta.double().flatten(1))
-        size = torch.maximum(norms[:, None], norms[None, :]).clamp_min(1e-300)
-        apart = gaps / size + 10 * torch.eye(len(Theta), dtype=gaps.dtype, device=gaps.device)
-        found["head_distance"] = float(apart.min())
-        if W is not None:
-            weight = W.double().flatten(1).norm(dim=1)
-            found["head_weight"] = float(weight.min() / weight.max().clamp_min(1e-300))
-    return found

@@ -21,7 +21,7 @@ from headway.examples import Examples
 from headway.layer import AttentionLayer
 from headway.learn import moments
 from headway.learn.descent import descend
-from headway.learn.gauss_newton import Rows, evaluate, gauss_newton
+from headway.learn.gauss_newton import gauss_newton
 from headway.learn.polish import Polished
 from headway.learn.provable import SEARCHES, Provable
 from headway.learn.sculpt import Thresholds
@@ -29,6 +29,7 @@ from headway.learn.shapes import Factored, Full, Shape
 from headway.learn.source import spaced
 from headway.learn.stages import OutOfTimeError, Progress, Stages, better, left_over, polished
 from headway.learn.unmix import unmix, unseen
+from headway.projected import Rows, evaluate
 from headway.results import Fit, NotLearnedError
 from headway.store import Run, Stage
 

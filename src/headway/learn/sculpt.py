@@ -27,12 +27,10 @@ from torch import Tensor
 from headway import attention, checks
 from headway.layer import AttentionLayer
 from headway.learn.body import Body, Gram, Hull
-from headway.learn.gauss_newton import Rows, conjugate_gradients
-from headway.learn.shapes import Metric
 from headway.learn.simplex import affine_bound, simplex_fit
+from headway.projected import Rows, conjugate_gradients
 
 Batches = Callable[[], Iterable[Rows]]
-IDENTITY = Metric(lambda v: v, lambda v: v)
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
@@ -382,7 +380,8 @@ class _FirstOrder:
             return attention.cotangent(P, self.X, full, d)
 
         start = torch.cat([torch.zeros_like(center).unsqueeze(0), V])
-        step = conjugate_gradients(lambda U: adjoint(image(U)), IDENTITY, adjoint(left - image(start)), 1e-4, 200)
+        wanted = adjoint(left - image(start))
+        step = conjugate_gradients(lambda U: adjoint(image(U)), lambda v: v, wanted, 1e-4, 200)
         U = start + step
         Q: Tensor = torch.linalg.qr(U[1:].flatten(1).T)[0]
         moved = (center + U[0]).flatten()

@@ -18,7 +18,7 @@ from torch import Tensor
 from headway import attention, checks
 from headway.examples import Examples
 from headway.layer import AttentionLayer
-from headway.learn.gauss_newton import Problem, Rows
+from headway.projected import Problem, Rows
 
 HELD_PART, HELD_MOST = 0.1, 2000
 FRAME_SEQUENCES = 16384

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from headway import attention, checks
+from headway.counting import Size
 from headway.examples import Examples
 from headway.layer import AttentionLayer
 from headway.learn import moments
-from headway.learn.counting import Size
-from headway.learn.gauss_newton import Rows, evaluate, least_curvature
+from headway.learn.gauss_newton import least_curvature
 from headway.learn.polish import Polished, floor_of, polish
 from headway.learn.shapes import Full
 from headway.learn.source import Source, find_frame, spaced
+from headway.projected import Rows, evaluate
 from headway.results import Fit, Status
 from headway.store import Run, Stage
 

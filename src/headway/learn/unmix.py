@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from headway import attention
-from headway.learn.gauss_newton import Point, Problem, gauss_newton
+from headway.learn.gauss_newton import gauss_newton
 from headway.learn.shapes import Span
+from headway.projected import Point, Problem
 
 AGREE = 2  # starts that must end at the same least residual
 

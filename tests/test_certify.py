@@ -1,0 +1,398 @@
+"""Claims: each is checked against an independent computation, and against a planted error that must turn it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+import headway as hw
+from headway import attention
+from headway.certify import held_out, identify
+from headway.certify.held_out import Errors, errors, mean_claim, quantile_claim
+from headway.certify.identify import identifiability
+from headway.certify.jacobian import dense_blocks, gram, lanczos, lanczos_error, sample
+from headway.certify.radius import error_bars, lipschitz, radius
+from headway.examples import write
+
+SEEDS = st.integers(0, 2**31)
+CASES = [{}, {"key_bias": True}, {"offset": True, "key_bias": True}, {"mask": "causal"}, {"rank": 1}]
+
+
+def instance(seed=0, heads=2, width=4, count=300, length=5, **extra):
+    layer = hw.AttentionLayer.random(heads=heads, width=width, seed=seed, **extra)
+    return layer, hw.draw(layer, count=count, length=length, seed=seed + 1000)
+
+
+def parameters(layer):
+    return torch.cat([layer.augmented.flatten(), layer.W.flatten(),
+                      *([] if layer.offset is None else [layer.offset])])
+
+
+def rebuilt(layer, theta):
+    """The layer with these parameters, in the Jacobian's order."""
+    m, d = layer.heads, layer.width
+    size = layer.augmented.numel()
+    A = theta[:size].view(m, -1, d)
+    W = theta[size : size + layer.W.numel()].view_as(layer.W)
+    u = None if layer.key_bias is None else A[:, d]
+    return replace(layer, Theta=A[:, :d], key_bias=u, W=W,
+                   offset=None if layer.offset is None else theta[-layer.out_width :])
+
+
+def jacobian(layer, data):
+    found = sample(layer, data, len(data), torch.float64)
+    J = torch.zeros(found.problem.equations, found.unknowns, dtype=torch.float64)
+    r = torch.zeros(found.problem.equations, dtype=torch.float64)
+
+    def put(block, left, rows):
+        J[rows], r[rows] = block, left
+
+    dense_blocks(found, put)
+    return found, J, r
+
+
+def planted(layer, size=1e-3):
+    Theta = layer.Theta.clone()
+    Theta[0, 1, 2] += size
+    return replace(layer, Theta=Theta)
+
+
+# -- the Jacobian -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", CASES)
+def test_the_dense_jacobian_is_autograds(extra):
+    layer, data = instance(3, count=4, **extra)
+
+    def outputs(theta):
+        A = theta[: layer.augmented.numel()].view_as(layer.augmented)
+        W = theta[layer.augmented.numel() :][: layer.W.numel()].view_as(layer.W)
+        c = None if layer.offset is None else theta[-layer.out_width :]
+        see = attention.allowed(data.X.double(), layer.mask, None)
+        return attention.forward(data.X.double(), A, W, c, see).flatten()
+
+    expected = torch.autograd.functional.jacobian(outputs, parameters(layer))
+    found, J, r = jacobian(layer, data)
+    torch.testing.assert_close(J, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(r, outputs(parameters(layer)) - data.Y.flatten(), rtol=0, atol=1e-13)
+    N, g = gram(found)
+    torch.testing.assert_close(N, J.T @ J)
+    torch.testing.assert_close(g, J.T @ r, rtol=0, atol=1e-11)
+
+
+def test_filling_has_no_equations():
+    layer, data = instance(4, count=20)
+    padding = torch.zeros(20, 5, dtype=torch.bool)
+    padding[::2, 3:] = True
+    padded = hw.Examples(data.X.double(), layer(data.X, padding), padding)
+    found = sample(layer, padded, 20, torch.float64)
+    N, g = gram(found)
+    short = hw.Examples(data.X[::2, :3].double(), layer(data.X[::2, :3]))
+    parts = [sample(layer, short, 10, torch.float64), sample(layer, data.take(range(1, 20, 2)), 10, torch.float64)]
+    torch.testing.assert_close(N, gram(parts[0])[0] + gram(parts[1])[0])
+    assert float(g.abs().max()) < 1e-11
+
+
+@given(seed=SEEDS, distance=st.floats(1e-3, 0.1))
+def test_the_lipschitz_constant_bounds_the_change_of_the_jacobian(seed, distance):
+    layer, data = instance(seed % 50, count=6, length=3, key_bias=seed % 2 == 0)
+    found, J, _ = jacobian(layer, data)
+    step = torch.randn(J.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    step *= distance / step.norm()
+    _, K, _ = jacobian(rebuilt(layer, parameters(layer) + step), data)
+    assert float(torch.linalg.matrix_norm(K - J, 2)) <= lipschitz(found, 0.1) * distance
+
+
+@given(seed=SEEDS)
+def test_lanczos_keeps_its_promise(seed):
+    draw = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(60, 60, generator=draw, dtype=torch.float64))[0]
+    spectrum = torch.rand(60, generator=draw, dtype=torch.float64)
+    A = Q @ torch.diag(spectrum) @ Q.T
+    values, v = lanczos(lambda x: A @ x, torch.randn(60, generator=draw, dtype=torch.float64), 20)
+    least, largest = float(spectrum.min()), float(spectrum.max())
+    epsilon = lanczos_error(20, 60, 0.999)
+    assert least - 1e-12 <= float(values[0]) <= least + epsilon * (largest - least), f"seed {seed}"
+    assert float(v @ A @ v / (v @ v)) == pytest.approx(float(values[0]), rel=1e-6)
+    whole, _ = lanczos(lambda x: A @ x, torch.randn(60, generator=draw, dtype=torch.float64), 60)
+    assert float(whole[0]) == pytest.approx(least, abs=1e-9)
+
+
+# -- held-out error -----------------------------------------------------------------------------------------------
+
+
+def as_errors(values, deviation=1.0, boolean=True):
+    return Errors(torch.as_tensor(values, dtype=torch.float64).sort().values, deviation, 2.0, boolean, 3.0, 1)
+
+
+def test_errors_are_those_of_a_plain_loop():
+    layer, data = instance(5, count=30)
+    other = planted(layer, 0.1)
+    found = errors(other, data)
+    plain = sorted(float((other(data.X[j]) - data.Y[j]).norm()) / math.sqrt(5 * 4) for j in range(30))
+    torch.testing.assert_close(found.each, torch.tensor(plain, dtype=torch.float64))
+    assert found.boolean
+    assert found.widest == pytest.approx(2.0)
+    rows = other(data.X).norm(dim=2)
+    assert float(rows.max()) <= found.row_bound
+    centred = data.Y.flatten(0, 1) - data.Y.flatten(0, 1).mean(0)
+    assert found.deviation == pytest.approx(float(centred.square().mean().sqrt()))
+
+
+@pytest.mark.parametrize(("n", "fraction", "confidence"),
+                         [(500, 0.01, 0.99), (100, 0.1, 0.95), (2000, 0.05, 0.9)])
+def test_the_quantile_is_an_order_statistic_of_binomial_rank(n, fraction, confidence):
+    values = torch.arange(1, n + 1, dtype=torch.float64)
+    claim = quantile_claim(as_errors(values), confidence, fraction, 1e9)
+    rank = int(claim.numbers["bound"])
+    assert binom.cdf(rank - 1, n, 1 - fraction) >= confidence
+    assert rank == 1 or binom.cdf(rank - 2, n, 1 - fraction) < confidence
+    low = int(claim.numbers["at_least"])
+    assert binom.sf(low - 1, n, 1 - fraction) >= confidence
+    assert claim.numbers["beyond_largest"] == pytest.approx(1 - (1 - confidence) ** (1 / n))
+
+
+def test_a_quantile_claim_has_three_answers():
+    values = torch.linspace(1.0, 2.0, 1000)
+    assert quantile_claim(as_errors(values), 0.99, 0.05, 2.5).holds == "yes"
+    assert quantile_claim(as_errors(values), 0.99, 0.05, 1.95).holds == "undecided"
+    assert quantile_claim(as_errors(values), 0.99, 0.05, 1.5).holds == "no"
+    few = quantile_claim(as_errors(values[:100]), 0.99, 0.01, 2.5)
+    assert few.holds == "undecided"
+    assert few.numbers["needed"] == 459
+    assert "459" in few.reason
+
+
+def test_the_quantile_and_mean_claims_cover():
+    """Nominal 0.9 over 200 repetitions of errors with a heavy tail; bench/coverage.py does 500."""
+    draw = torch.Generator().manual_seed(7)
+    covered = {"quantile": 0, "mean": 0}
+    for _ in range(200):
+        u = torch.rand(150, generator=draw, dtype=torch.float64)
+        values = u**4  # quantile (1 − f)⁴, mean square 1/9
+        covered["quantile"] += quantile_claim(as_errors(values), 0.9, 0.05, 1.0).numbers["bound"] >= 0.95**4
+        claim = mean_claim(as_errors(values), 0.9, 1.0, 1.0, 2.0)
+        covered["mean"] += claim.numbers["bound"] ** 2 >= 1 / 9
+    assert covered["quantile"] >= 0.9 * 200 - 3 * math.sqrt(200 * 0.09)
+    assert covered["mean"] >= 0.9 * 200
+
+
+def test_a_mean_claim_needs_to_know_that_errors_are_bounded():
+    values = torch.full((4000,), 1e-3)
+    assert "teacher_bound" in mean_claim(as_errors(values), 0.99, 0.1, None, None).reason
+    loose = mean_claim(as_errors(values, boolean=False), 0.99, 0.1, 1.0, None)
+    assert loose.holds == "undecided"
+    assert "token_bound" in loose.reason
+    claim = mean_claim(as_errors(values), 0.99, 1.0, 1.0, None)
+    # No variance: mean + 7B ln(2/δ)/(3(n − 1)) with B = (1 + 3)².
+    assert claim.numbers["bound"] ** 2 == pytest.approx(1e-6 + 7 * 16 * math.log(200) / (3 * 3999), rel=1e-6)
+    assert claim.holds == "yes"
+    assert "±1" in claim.assumption
+    assert mean_claim(as_errors(torch.full((100_000,), 0.9)), 0.99, 0.1, 1.0, None).holds == "no"
+
+
+# -- identifiability ----------------------------------------------------------------------------------------------
+
+
+def judged(layer, data, sequences=None, steps=200, dtype=torch.float64):
+    found = sample(layer, data, sequences, dtype)
+    return identifiability(layer, data, found, 0.99, torch.Generator().manual_seed(0), steps)
+
+
+@pytest.mark.parametrize("extra", CASES)
+def test_a_generic_layer_is_identifiable_and_the_numbers_are_those_of_the_svd(extra):
+    layer, data = instance(6, **extra)
+    claim = judged(layer, data, 60)
+    assert claim.holds == "yes", claim
+    _, J, _ = jacobian(layer, data.take(range(0, 300, 5)))
+    found = sample(layer, data, 60, torch.float64)
+    N, _ = gram(found)
+    s = torch.linalg.svdvals(N * N.diagonal().rsqrt()[:, None] * N.diagonal().rsqrt()[None, :])
+    assert claim.numbers["least_singular_value"] == pytest.approx(float((s[-1] / s[0]).sqrt()), rel=1e-6)
+    assert int(torch.linalg.matrix_rank(J)) == found.unknowns
+
+
+def broken(name):
+    layer, data = instance(6)
+    if name == "equal":
+        layer = replace(layer, Theta=layer.Theta[[0, 0]])
+    if name == "dead":
+        layer = replace(layer, W=torch.stack([layer.W[0], torch.zeros_like(layer.W[1])]))
+    if name == "few":
+        data = data.take(range(2))
+    if name == "constant":
+        X = data.X.double().clone()
+        X[:, :, 2] = 1.0
+        data = hw.Examples(X, layer(X))
+    return layer, data
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("equal", "heads 1 and 2 have equal attention matrices"), ("dead", "head 2 is dead"),
+    ("few", "too few examples: 2 sequences"), ("constant", "coordinate 3 of the tokens is constant")])
+@pytest.mark.parametrize("dense", [True, False])
+def test_the_cause_of_a_free_direction_is_named(monkeypatch, name, words, dense):
+    if not dense:
+        monkeypatch.setattr(identify, "DENSE", 0)
+    claim = judged(*broken(name))
+    assert claim.holds == "no"
+    assert words in claim.reason
+    if dense:
+        assert claim.numbers["free_directions"] >= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_products_decide_what_the_dense_matrix_decides(monkeypatch, dtype):
+    layer, data = instance(7, width=5, key_bias=True)
+    assert judged(layer, data).holds == "yes"
+    monkeypatch.setattr(identify, "DENSE", 0)
+    claim = judged(layer, data, dtype=dtype)
+    assert claim.holds == "yes", claim
+    assert 0 < claim.numbers["lower_bound"] <= claim.numbers["least_ritz_value"]
+    short = judged(layer, data, steps=4, dtype=dtype)
+    assert short.holds == "undecided"
+    assert "would decide" in short.reason
+
+
+def test_products_see_a_free_direction_nobody_named(monkeypatch):
+    """Tokens whose first two coordinates are equal: no coordinate is constant, yet a direction is never visited."""
+    layer, data = instance(8, width=5)
+    X = data.X.double().clone()
+    X[:, :, 1] = X[:, :, 0]
+    same = hw.Examples(X, layer(X))
+    assert judged(layer, same).holds == "no"
+    monkeypatch.setattr(identify, "DENSE", 0)
+    claim = judged(layer, same)
+    assert claim.holds == "no"
+    assert "never change" in claim.reason
+
+
+# -- distance to the truth ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", CASES)
+def test_the_truth_lies_within_the_radius_and_a_planted_error_never_passes(extra):
+    layer, data = instance(9, **extra)
+    fit = hw.learn(data, heads=2)
+    # In the class of the truth, so that parameters can be compared one by one.
+    order = list(hw.match(fit.layer, layer).order)
+    learned = replace(fit.layer, Theta=fit.layer.Theta[order], W=fit.layer.W[order],
+                      key_bias=None if layer.key_bias is None else fit.layer.key_bias[order],
+                      offset=None if layer.offset is None else fit.layer.offset)
+    fresh = hw.draw(layer, count=200, length=5, seed=77)
+    claim = radius(sample(learned, fresh, 60, torch.float64), 1e-6)
+    assert claim.holds == "yes", claim
+    away = float((parameters(learned) - parameters(layer)).norm())
+    assert away <= claim.numbers["radius"] < 1e-9
+    for size in (1e-3, 1e-5):
+        wrong = radius(sample(planted(learned, size), fresh, 60, torch.float64), 1e-6)
+        assert wrong.holds != "yes", wrong
+    assert radius(sample(planted(learned, 1e-2), fresh, 60, torch.float64), 1e-6).holds == "no"
+
+
+def test_an_undecided_radius_names_the_quantity_that_failed():
+    layer, fresh = instance(9)
+    claim = radius(sample(planted(layer, 1e-3), fresh, 60, torch.float64), 1.0)
+    assert claim.holds == "undecided"
+    assert "2ηL/σ" in claim.reason
+    equal = replace(layer, Theta=layer.Theta[[0, 0]])
+    flat = radius(sample(equal, hw.draw(equal, count=200, length=5, seed=1), 60, torch.float64), 1e-6)
+    assert flat.holds == "undecided"
+    assert "not told from zero" in flat.reason
+
+
+def test_error_bars_are_the_errors_that_noise_makes():
+    layer = hw.AttentionLayer.random(heads=2, width=4, seed=11)
+    ratios = []
+    for seed in range(6):
+        data = hw.draw(layer, count=200, length=5, noise=0.01, seed=seed)
+        fit = hw.learn(data, heads=2)
+        order = list(hw.match(fit.layer, layer).order)
+        plain = hw.AttentionLayer(fit.layer.Theta[order], fit.layer.W[order], fit.layer.key_bias[order],
+                                  fit.layer.offset)
+        claim = error_bars(sample(plain, data, len(data), torch.float64), 0.99)
+        error = hw.match(plain, layer)
+        ratios += [error.theta_error[i] / claim.numbers[f"theta_{i + 1}"] for i in range(2)]
+        ratios += [error.w_error[i] / claim.numbers[f"w_{i + 1}"] for i in range(2)]
+    assert 0.7 < sum(ratios) / len(ratios) < 1.3, ratios
+    away = error_bars(sample(planted(plain, 0.3), data, len(data), torch.float64), 0.99)
+    assert away.holds == "undecided"
+    few = error_bars(sample(layer, data, 2, torch.float64), 0.99)
+    assert few.holds == "undecided"
+
+
+# -- the whole ----------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_of_the_truth_and_of_a_planted_error():
+    layer, data = instance(12, width=6, count=1000)
+    good = hw.certify(layer, data, teacher_bound=50.0)
+    assert [good[name].holds for name in ("held-out quantile", "identifiability", "distance to the truth",
+                                          "non-degeneracy")] == ["yes"] * 4
+    bad = hw.certify(planted(layer), data, teacher_bound=50.0)
+    assert bad["held-out quantile"].holds == "no"
+    assert bad["distance to the truth"].holds != "yes"
+    assert "held-out quantile: no" in str(bad)
+    with pytest.raises(KeyError, match="no claim 'beauty'"):
+        bad["beauty"]
+    one = hw.certify(replace(layer, W=torch.stack([layer.W[0], -layer.W[0]])), data)
+    assert one["non-degeneracy"].holds == "no"
+
+
+def test_examples_are_streamed_and_shards_give_the_same_certificate(tmp_path, monkeypatch):
+    layer, data = instance(13, count=700)
+    stored = write(tmp_path / "e", iter([data]), 1, layer)
+    monkeypatch.setattr(held_out, "BATCH", 64)
+    one, other = hw.certify(layer, data), hw.certify(layer, stored)
+    assert [claim.holds for claim in one.claims] == [claim.holds for claim in other.claims]
+    assert one["held-out quantile"].numbers["bound"] == pytest.approx(other["held-out quantile"].numbers["bound"])
+
+
+def test_a_large_layer_goes_by_products():
+    layer, data = instance(14, heads=4, width=24, count=200, length=8)
+    found = hw.certify(layer, data)
+    claim = found["identifiability"]
+    assert claim.numbers["parameters"] == 2 * 4 * 24**2 > identify.DENSE
+    assert claim.holds == "yes", claim
+    assert "rank" not in claim.statement
+    assert claim.numbers["products"] > 10
+    assert found["distance to the truth"].holds == "undecided"
+    assert str(identify.DENSE) in found["distance to the truth"].reason
+
+
+def test_low_rank_is_claimed_as_such_and_needs_fewer_examples():
+    layer, data = instance(14, heads=4, width=24, rank=3, key_bias=True, count=150, length=8)
+    claim = hw.certify(layer, data)["identifiability"]
+    assert claim.holds == "yes", claim
+    assert "rank at most 4" in claim.statement
+    assert claim.numbers["parameters"] == 4 * 4 * (25 + 24 - 4) + 4 * 24**2
+
+
+def test_bad_input_is_refused(refused):
+    layer, data = instance(15)
+    with refused("examples", "did not use", "same hash", "fresh"):
+        hw.certify(layer, data, seen=data.digest())
+    with refused("examples", "width 4"):
+        hw.certify(layer, instance(1, width=5)[1])
+    with refused("examples", "mask 'none'"):
+        hw.certify(layer, hw.Examples(data.X, data.Y, mask="causal"))
+    with refused("confidence", "between 0 and 1"):
+        hw.certify(layer, data, confidence=1.0)
+    with refused("fraction", "between 0 and 1"):
+        hw.certify(layer, data, fraction=0.0)
+    with refused("tolerance"):
+        hw.certify(layer, data, tolerance=-1.0)
+    with refused("teacher_bound"):
+        hw.certify(layer, data, teacher_bound=math.nan)
+    with refused("layer", "AttentionLayer"):
+        hw.certify(data, data)
+    with refused("examples", "Examples object"):
+        hw.certify(layer, data.X)
+    with refused("examples", "at least 2"):
+        hw.certify(layer, data.take([0]))
