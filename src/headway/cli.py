@@ -1,4 +1,4 @@
-"""The command line: demo, make, learn, certify, compare, show. Human text on stderr, --json on stdout.
+"""The command line: demo, make, learn, certify, compare, train, show. Human text on stderr, --json on stdout.
 
 Exit 0: done. 1: the layer was not established (see the status). 2: bad usage or bad input.
 """
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import headway as hw
-from headway import checks, examples, store
+from headway import checks, cli_train, examples, store
 from headway.files import read_tensors
 from headway.layer import load_layer, save_layer
 from headway.learn.provable import SEARCHES
@@ -32,7 +32,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 OPTIONS = {"heads", "method", "search", "polish", "rank", "max_heads", "starts", "limit", "seconds", "seed",
            "device"}
 err = Console(stderr=True, highlight=False)
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+app.command()(cli_train.train)
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def demo(
     heads: Annotated[int, typer.Option(help="Heads of the hidden layer.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the hidden layer.")] = 0,
-    as_json: Json = False,
+    as_json: cli_train.Json = False,
 ) -> None:
     """Hide a random layer, learn it from 4,000 examples, compare with the truth."""
     folder = out or _free(Path("runs"), "demo")
@@ -91,7 +91,7 @@ def make(
     shards: Annotated[int, typer.Option(help="Files to write.")] = 1,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
     seed: Annotated[int, typer.Option(help="Seed of the layer; the inputs take the next one.")] = 0,
-    as_json: Json = False,
+    as_json: cli_train.Json = False,
 ) -> None:
     """Draw a random layer and write examples of it to shards; the layer itself goes to truth.safetensors."""
     checks.whole("count", count)
@@ -102,7 +102,7 @@ def make(
         mask="causal" if causal else "none", seed=seed, dtype=kind)
     sizes = [count // shards + (j < count % shards) for j in range(shards)]
     drawn = examples.draw_batches(truth, count, length, law=_law(law), noise=noise, seed=seed + 1)
-    with _bar("writing shards", shards) as step:
+    with cli_train.progress(err, "writing shards", shards) as step:
         written = examples.write(folder, _counted(examples.rebatch(drawn, sizes), step), shards, truth)
     err.print(f"Wrote {count} sequences to {folder} ({shards} shard{'s' * (shards > 1)}); "
               f"the layer is in {folder / 'truth.safetensors'}.")
@@ -127,7 +127,7 @@ def learn(
     seed: Annotated[int, typer.Option(help="Seed of the learner's own randomness.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder instead.")] = None,
-    as_json: Json = False,
+    as_json: cli_train.Json = False,
 ) -> None:
     """Learn a layer from a folder of examples, or go on with an interrupted run."""
     if resume is not None:
@@ -172,7 +172,7 @@ def certify(
     teacher_bound: Annotated[float | None, typer.Option(help="Longest output row the teacher can have.")] = None,
     token_bound: Annotated[float | None, typer.Option(help="Longest token there can be.")] = None,
     require: Annotated[list[str] | None, typer.Option(help="A claim that must hold; may be repeated.")] = None,
-    as_json: Json = False,
+    as_json: cli_train.Json = False,
 ) -> None:
     """Say what may be claimed about a learned layer from examples it was not learned from; writes certificate.json.
 
@@ -211,7 +211,7 @@ def compare(
     one: Annotated[Path, typer.Argument(help="A run folder or a stored layer.")],
     other: Annotated[Path, typer.Argument(help="Another one.")],
     tolerance: Annotated[float, typer.Option(help="Relative difference that counts as none.")] = 1e-9,
-    as_json: Json = False,
+    as_json: cli_train.Json = False,
 ) -> None:
     """Are two layers the same function, up to the order of their heads? Exit 1 if not."""
     a, b = (store.Run.open(path).fit().layer if path.is_dir() else load_layer(path) for path in (one, other))
@@ -228,7 +228,7 @@ def compare(
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     truth: Annotated[Path | None, typer.Option(help="A stored layer to compare with.")] = None,
-    as_json: Json = False,
+    as_json: cli_train.Json = False,
 ) -> None:
     """Show what a finished run learned and how it got there."""
     run = store.Run.open(folder)
@@ -331,16 +331,6 @@ def _watch() -> Iterator[Any]:
                         note=f"residual {left:.1e}, {rate:.1f} steps/s")
 
         yield update
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Any]:
-    if not err.is_terminal:
-        yield lambda: None
-        return
-    with Progress(console=err, transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda: bars.advance(task)
 
 
 def _counted(batches: Iterator[hw.Examples], step: Any) -> Iterator[hw.Examples]:

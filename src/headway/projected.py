@@ -8,8 +8,7 @@ the Schur complement of the full normal matrix after W and c. Used to solve (lea
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -212,27 +211,3 @@ class Products:
         lift = 1e-3 * mean + 1e-7 * mean.max() + torch.finfo(M.dtype).tiny * 1e6
         Q = Q / self.problem.rows + 1e-3 * torch.eye(r, dtype=Q.dtype, device=Q.device)
         return Q, M + lift.view(m, 1, 1) * eye
-
-
-def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], g: Tensor, tolerance: float,
-    limit: int,
-) -> Tensor:
-    """(A v = g) to a relative error of ``tolerance`` in the norm of the preconditioner."""
-    v, r = torch.zeros_like(g), g
-    z = precondition(r)
-    p, rz = z, float((r * z).sum())
-    goal = tolerance**2 * rz
-    for _ in range(limit):
-        Ap = apply(p)
-        curvature = float((p * Ap).sum())
-        if not curvature > 0 or not math.isfinite(curvature):
-            break
-        v = v + (rz / curvature) * p
-        r = r - (rz / curvature) * Ap
-        z = precondition(r)
-        rz, old = float((r * z).sum()), rz
-        if not rz > goal:
-            break
-        p = z + (rz / old) * p
-    return v

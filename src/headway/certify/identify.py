@@ -15,8 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headway.certify.jacobian import Sample, gram, lanczos, lanczos_error
+from headway.certify.jacobian import Sample, gram
 from headway.examples import Examples
+from headway.krylov import lanczos, lanczos_error
 from headway.layer import AttentionLayer
 from headway.projected import Products, evaluate
 from headway.results import Claim

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway.krylov import conjugate_gradients
 from headway.learn.shapes import Metric, Shape
-from headway.projected import Point, Problem, Products, conjugate_gradients, evaluate
+from headway.projected import Point, Problem, Products, evaluate
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from headway import attention, checks
+from headway.krylov import conjugate_gradients
 from headway.layer import AttentionLayer
 from headway.learn.body import Body, Gram, Hull
 from headway.learn.simplex import affine_bound, simplex_fit
-from headway.projected import Rows, conjugate_gradients
+from headway.projected import Rows
 
 Batches = Callable[[], Iterable[Rows]]
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
