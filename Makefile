@@ -15,7 +15,8 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 bench: $(READY)
-	for name in speed rank success few noise memory; do $(BIN)/python bench/$$name.py || exit 1; done
+	for name in speed rank success few noise memory sculpt cost coverage certify_large mixture planted \
+		guarantee selecting; do $(BIN)/python bench/$$name.py || exit 1; done
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

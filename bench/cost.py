@@ -17,7 +17,7 @@ import headway as hw
 from common import RESULTS, record, timed
 
 SEEDS = (200, 201, 202)
-FIRST = {"sculpt": {1: 500, 2: 12_500, 3: 100_000, 4: 1_000_000}, "moments": {1: 100, 2: 100, 3: 100, 4: 100}}
+FIRST = {"sculpt": {1: 125, 2: 6_250, 3: 25_000, 4: 31_250}, "moments": {1: 50, 2: 50, 3: 50, 4: 50}}
 MOST = 8_000_000
 
 

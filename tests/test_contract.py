@@ -13,8 +13,8 @@ import torch
 import headway as hw
 
 SOURCE = Path(hw.__file__).parent
-ORDER = ["checks", "files", "attention", "krylov", "layer", "counting", "examples", "match", "conditions",
-         "results", "store", "projected", "learn.shapes", "learn.gauss_newton", "learn.source",
+ORDER = ["checks", "files", "attention", "krylov", "layer", "counting", "examples", "convert", "match",
+         "conditions", "results", "store", "projected", "learn.shapes", "learn.gauss_newton", "learn.source",
          "learn.moments", "learn.body", "learn.simplex", "learn.sculpt", "learn.net", "learn.unmix",
          "learn.polish", "learn.descent", "learn.stages", "learn.provable", "learn.route", "learn",
          "certify.held_out", "certify.jacobian", "certify.identify", "certify.radius", "certify.report",

@@ -2,6 +2,7 @@
 
 from headway.certify import certify
 from headway.checks import InputError
+from headway.convert import from_checkpoint, from_torch, from_weights, to_torch
 from headway.examples import Examples, draw
 from headway.layer import AttentionLayer
 from headway.learn import learn
@@ -23,6 +24,10 @@ __all__ = [
     "certify",
     "compare",
     "draw",
+    "from_checkpoint",
+    "from_torch",
+    "from_weights",
     "learn",
     "match",
+    "to_torch",
 ]

@@ -56,8 +56,10 @@ def residualise(batches: Batches) -> tuple[Tensor, float, float]:
     return coefficients, 1.0 - left / max(total, 1e-300), left / max(N, 1)
 
 
-def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6) -> Moments:
-    """The L leading singular triples of A by at most ``passes`` power iterations.
+def span(
+    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6, start: Tensor | None = None
+) -> Moments:
+    """The L leading singular triples of A by at most ``passes`` power iterations, from ``start`` (L, d, e) if any.
 
     Stops early when no singular value moves by more than 2 % of the largest, or 10 % where the gap is clear. Costs
     about 4·d²·L flops a row and pass.
@@ -90,7 +92,7 @@ def span(batches: Batches, L: int, *, generator: torch.Generator, passes: int = 
     L = min(L, d * e, d * (d + 1))
     N = sum(rows.count for rows in batches())
     V = _orthonormal(torch.randn(L, d * e, generator=generator, dtype=torch.float64)).view(L, d, e)
-    V = V.to(first.X)
+    V = V.to(first.X) if start is None or start.shape != V.shape else start.to(first.X)
     values = first.X.new_zeros(L)
     basis = first.X.new_zeros(L, d + 1, d)
     for _ in range(passes):
@@ -116,11 +118,24 @@ def gap(values: Tensor, complete: bool = False) -> tuple[int, float]:
     if len(s) < 3:
         return 1, 1.0
     ratios = s[:-2] / s[1:-1]
+    if flat(values):
+        # Heads of very different strength above a level floor: the last step down counts, not the widest.
+        above = torch.nonzero(ratios > 1.03).flatten()
+        if len(above):
+            m = int(above[-1])
+            return m + 1, float(ratios[m])
     if complete:
         # Most singular values there are: the last ones fall off by themselves, with no floor to stand out from.
         ratios = ratios[: max(1, len(s) // 2)]
     m = int(ratios.argmax())
     return (m + 1, float(ratios[m])) if float(ratios[m]) > 1.1 else (1, 1.0)
+
+
+def flat(values: Tensor) -> bool:
+    """Whether the last third of the values, at least six, is a level floor: 1 % at most from one to the next."""
+    s = values.double().cpu().clamp_min(1e-300)
+    tail = s[-max(6, len(s) // 3) :]
+    return len(s) >= 12 and bool((tail[:-1] / tail[1:] < 1.01).all())
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from headway.learn.shapes import Factored, Full, Shape
 from headway.learn.source import Source, spaced
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
+EARLY = 64  # width from which a low rank is looked for before the coarse fit is done
 Report = Callable[[float], None]
 
 
@@ -84,6 +85,14 @@ def polish(
     while True:
         index = spaced(source.fit, sequences)
         if coarse:
+            if rank == "auto" and source.d >= EARLY:
+                # Low rank shows long before the end, and the last digits cost most: look for it on the way.
+                solution = _coarse(source, index, m, shape, generator, limit, report, 2e-3)
+                products += solution.products
+                shape = solution.shape
+                early = numerical_rank(shape.theta(), solution.residual) if solution.residual < 1e-2 else None
+                if early is not None:
+                    shape = Factored.of(shape.theta(), early)
             solution = _coarse(source, index, m, shape, generator, limit, report)
             products += solution.products
             shape = solution.shape
@@ -113,8 +122,8 @@ def polish(
 
 def _coarse(
     source: Source, index: np.ndarray, m: int, shape: Shape, generator: torch.Generator, limit: int,
-    report: Report | None,
+    report: Report | None, target: float = 1e-5,
 ) -> Solution:
     problem = source.problem(index, m, torch.float32)
-    return gauss_newton(problem, shape.to(torch.float32), generator=generator, limit=limit, target=1e-5,
+    return gauss_newton(problem, shape.to(torch.float32), generator=generator, limit=limit, target=target,
                         report=report)

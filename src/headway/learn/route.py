@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from headway.results import Fit, NotLearnedError
 from headway.store import Run, Stage
 
 METHODS = ("moments", "sculpt", "descent")
+WIDE = 128  # from here on a pass over the examples is dear, and twenty directions are looked at from the start
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 
@@ -127,7 +129,8 @@ class _Moments(Stages):
 
     def _span(self, name: str, taken: Polished | None) -> Stage:
         source, d = self.source, self.source.d
-        L = self.heads + 4 if isinstance(self.heads, int) else 8
+        wide = d >= WIDE
+        L = self.heads + 4 if isinstance(self.heads, int) else 20 if wide else 8
         if taken is not None:
             L = 4
         count = min(len(source.fit), max(256, math.ceil(8 * d * d / self.examples.length)))
@@ -138,13 +141,21 @@ class _Moments(Stages):
                 for rows in source.stream(index, L, torch.float32):
                     yield rows if taken is None else left_over(rows, taken)
 
-            found = moments.span(batches, L, generator=self.generator(name))
+            begin = None
+            if wide:
+                # Most of the turning is done on a third of the rows.
+                third = spaced(index, math.ceil(len(index) / 3))
+                turned = moments.span(partial(batches, third), L, generator=self.generator(name), passes=3)
+                begin = turned.outputs
+            found = moments.span(batches, L, generator=self.generator(name), start=begin,
+                                 passes=6 if begin is None else 3)
             m, ratio = moments.gap(
                 found.values, complete=2 * len(found.values) >= min(d, self.examples.out_width) * d)
             if found.explained > 1 - 1e-6:
                 m, ratio = 1, 1.0  # uniform attention says it all; what is left is rounding
                 break
-            hidden = m >= len(found.values) - 3 or ratio < 1.3  # perhaps more heads than directions looked at
+            # Perhaps more heads than directions looked at; not above a level floor, which would not be one.
+            hidden = m >= len(found.values) - 3 or (ratio < 1.3 and not moments.flat(found.values))
             most = min(self.max_heads + 4, 2 * d)
             if hidden and isinstance(self.heads, str) and len(found.values) == L < most and taken is None:
                 L = min(2 * L, most)

@@ -14,6 +14,7 @@ from headway.learn.gauss_newton import gauss_newton
 from headway.learn.shapes import Span
 from headway.projected import Point, Problem
 
+WIDE = 128
 AGREE = 2  # starts that must end at the same least residual
 
 
@@ -51,11 +52,13 @@ def unmix(
     """
     found: list[tuple[float, Tensor]] = []
     products = 0
+    # Wide layers pass through long plateaus on the way; small ones are cheaper to start again.
+    wide = basis.shape[2] >= WIDE
     for j in range(starts):
         A = torch.randn(heads, len(basis), generator=generator, dtype=torch.float64)
         A = A * ((1.0, 2.0, 4.0)[j % 3] / A.norm(dim=1, keepdim=True))
-        solution = gauss_newton(fit, Span(A.to(basis), basis), generator=generator, limit=60,
-                                patience=2, least_gain=1e-2, report=report)
+        solution = gauss_newton(fit, Span(A.to(basis), basis), generator=generator, limit=60, report=report,
+                                patience=4 if wide else 2, least_gain=2e-3 if wide else 1e-2)
         products += solution.products
         found.append((unseen(solution.point, check), solution.point.Theta))
         least = min(r for r, _ in found)
