@@ -28,7 +28,7 @@ def main() -> None:
     asked = words.parse_args()
     rows = []
     for number in asked.layers:
-        layer = hw.from_checkpoint(asked.model, number, heads=12).to(torch.float64).to(asked.device)
+        layer = hw.from_checkpoint(asked.model, number, heads=12).to(asked.device)
         data = hw.draw(layer, count=asked.count, length=32, seed=100 + number)
         begun = time.perf_counter()
         fit = hw.learn(data, seconds=asked.seconds)

@@ -104,11 +104,14 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> AttentionLayer:
                         value_bias=b[2], out_bias=None if out.bias is None else out.bias.detach(), causal=causal)
 
 
-def from_checkpoint(path: str | os.PathLike[str], layer: int, *, heads: int) -> AttentionLayer:
+def from_checkpoint(
+    path: str | os.PathLike[str], layer: int, *, heads: int, dtype: torch.dtype = torch.float64
+) -> AttentionLayer:
     """Attention number ``layer`` (from 0) of an encoder or decoder stored in one safetensors file: BERT's names
     (``encoder.layer.N.attention.self.query.weight`` …) or GPT-2's (``h.N.attn.c_attn.weight`` …, causal), with any
-    prefix."""
+    prefix. Products of weights are formed in ``dtype``: in float32 the low rank of Θ_i would end at 1e-7."""
     tensors, _ = read_tensors(Path(path))
+    tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     for name in tensors:
         for part, words in FOREIGN.items():
             if part in name:

@@ -159,7 +159,7 @@ class _Moments(Stages):
             most = min(self.max_heads + 4, 2 * d)
             if hidden and isinstance(self.heads, str) and len(found.values) == L < most and taken is None:
                 L = min(2 * L, most)
-            elif ratio < 1.5 and count < len(source.fit):
+            elif ratio < 1.5 and 1.25 * count < len(source.fit):
                 count = min(4 * count, len(source.fit))
             else:
                 break
@@ -207,7 +207,8 @@ class _Moments(Stages):
     def _unmix(self, name: str, m: int) -> Stage:
         assert self.basis is not None
         source = self.source
-        basis = self.basis[: m + 2]
+        # A weak head's direction is spread over those at the floor: of a wide layer all are kept.
+        basis = self.basis if source.d >= WIDE else self.basis[: m + 2]
         rows = math.ceil(4 * (m * source.d + m * len(basis)) / self.examples.length)
         count = min(2 * rows, len(source.fit))
         index = spaced(source.fit, count)
