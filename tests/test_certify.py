@@ -317,14 +317,14 @@ def test_error_bars_are_the_errors_that_noise_makes():
         order = list(hw.match(fit.layer, layer).order)
         plain = hw.AttentionLayer(fit.layer.Theta[order], fit.layer.W[order], fit.layer.key_bias[order],
                                   fit.layer.offset)
-        claim = error_bars(sample(plain, data, len(data), torch.float64), 0.99)
+        claim = error_bars(sample(plain, data, len(data), torch.float64))
         error = hw.match(plain, layer)
         ratios += [error.theta_error[i] / claim.numbers[f"theta_{i + 1}"] for i in range(2)]
         ratios += [error.w_error[i] / claim.numbers[f"w_{i + 1}"] for i in range(2)]
     assert 0.7 < sum(ratios) / len(ratios) < 1.3, ratios
-    away = error_bars(sample(planted(plain, 0.3), data, len(data), torch.float64), 0.99)
+    away = error_bars(sample(planted(plain, 0.3), data, len(data), torch.float64))
     assert away.holds == "undecided"
-    few = error_bars(sample(layer, data, 2, torch.float64), 0.99)
+    few = error_bars(sample(layer, data, 2, torch.float64))
     assert few.holds == "undecided"
 
 

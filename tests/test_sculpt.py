@@ -94,7 +94,7 @@ def test_the_body_closes_in_on_the_hull_round_by_round(length, law):
         assert event["rows"] == len(data) * length
         assert len(event["singular_values"]) == 5
     # The heads lie in the span that was found.
-    span = found.span.flatten(1)
+    span = found.hull.span.flatten(1)
     heads = layer.Theta.flatten(1)
     assert float((heads - (heads @ span.T) @ span).norm() / heads.norm()) < 2e-2
     # And they meet nearly all constraints of the last body up to a few slacks; a wrong matrix does not.

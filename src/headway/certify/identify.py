@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headway.certify.jacobian import Sample, gram
+from headway.certify.jacobian import Sample
 from headway.examples import Examples
 from headway.krylov import lanczos, lanczos_error
 from headway.layer import AttentionLayer
@@ -92,7 +92,7 @@ def identifiability(
 
 
 def _dense(found: Sample) -> tuple[dict[str, float], str, str]:
-    N, _ = gram(found)
+    N, _ = found.normal
     scale = N.diagonal().clamp_min(1e-300).rsqrt()
     empty = int((N.diagonal() <= 1e-24 * N.diagonal().max()).sum())
     values, vectors = torch.linalg.eigh(N * scale[:, None] * scale[None, :])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,6 +35,11 @@ class Sample:
     unknowns: int
     theta_unknowns: int
     rank: int | None  # the attention matrices' rank, where the claim is about layers of that rank
+
+    @cached_property
+    def normal(self) -> tuple[Tensor, Tensor]:
+        """JᵀJ and Jᵀr, formed once for all the claims that look at them."""
+        return gram(self)
 
 
 def low_rank(layer: AttentionLayer) -> int | None:

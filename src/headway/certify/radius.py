@@ -20,7 +20,7 @@ import math
 import torch
 
 from headway import attention
-from headway.certify.jacobian import Sample, gram, residuals
+from headway.certify.jacobian import Sample, residuals
 from headway.results import Claim
 
 BALL = 0.1  # radius of the ball on which L is taken, in parameter norm
@@ -71,7 +71,7 @@ def radius(found: Sample, tolerance: float) -> Claim:
     statement = (f"The layer that made the labels is within {{}} of this one in all parameters together "
                  f"({goal:.1e} is allowed)")
     assumption = "the labels are exact, and a layer of this shape within {} of this one made them"
-    N, g = gram(found)
+    N, g = found.normal
     values = torch.linalg.eigvalsh(N)
     sigma, top = math.sqrt(max(float(values[0]), 0.0)), math.sqrt(float(values[-1]))
     # The normal matrix loses half the digits: below this its least eigenvalue is rounding.
@@ -104,7 +104,7 @@ def radius(found: Sample, tolerance: float) -> Claim:
                  + ("" if holds == "yes" else f"; more than the {goal:.1e} allowed"), numbers)
 
 
-def error_bars(found: Sample, confidence: float) -> Claim:
+def error_bars(found: Sample) -> Claim:
     """Under independent label noise of one size: s²(JᵀJ)⁻¹, the errors' covariance to first order, per head.
 
     s² is estimated from the residual over its degrees of freedom; a bar is the root mean square error of the head's
@@ -118,7 +118,7 @@ def error_bars(found: Sample, confidence: float) -> Claim:
         return Claim(name, "Errors per head", assumption, "undecided",
                      f"{equations} equations leave nothing to estimate the noise of {p} parameters from", {})
     s = math.sqrt(left / (equations - p))
-    N, g = gram(found)
+    N, g = found.normal
     factor, info = torch.linalg.cholesky_ex(N)
     if int(info):
         return Claim(name, "Errors per head", assumption, "undecided", "the parameters are not determined",

@@ -70,7 +70,7 @@ def certify(
         basis = sample(layer, examples, sequences, torch.float32, low_rank(layer))
     claims.append(identifiability(layer, examples, basis, confidence, draw, steps))
     if small:
-        claims += [radius(basis, tolerance), error_bars(basis, confidence)]
+        claims += [radius(basis, tolerance), error_bars(basis)]
     else:
         size = f"{basis.unknowns} parameters: a dense Jacobian is used up to {DENSE}"
         claims += [Claim("distance to the truth", "The layer that made the labels is near this one", "–",

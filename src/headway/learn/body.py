@@ -91,6 +91,10 @@ class Hull:
     values: Tensor  # all singular values of the scaled constraints, ascending, over the root of their number
 
     @property
+    def span(self) -> Tensor:
+        return span_of(self.center, self.directions)
+
+    @property
     def gap(self) -> float:
         """The longest direction left out, over the shortest kept: how clearly K is long in m − 1 directions."""
         j = len(self.directions)
@@ -100,6 +104,11 @@ class Hull:
     def distance(self) -> float:
         """Half the width of K across the hull, where it is widest: the body is this close to the hull."""
         return float(1.0 / self.values[len(self.directions)].clamp_min(1e-300))
+
+
+def span_of(center: Tensor, directions: Tensor) -> Tensor:
+    """[Θ̄/‖Θ̄‖, V_1, …, V_{m−1}]: an orthonormal basis of the span of the Θ_i."""
+    return torch.cat([(center / center.norm().clamp_min(1e-300)).unsqueeze(0), directions])
 
 
 class Gram:

@@ -19,6 +19,7 @@ from headway import checks, conditions
 from headway.counting import Size
 from headway.layer import AttentionLayer
 from headway.learn import net
+from headway.learn.body import span_of
 from headway.learn.polish import Polished
 from headway.learn.sculpt import Sculptor, Thresholds
 from headway.learn.source import spaced
@@ -137,9 +138,8 @@ class Provable(Stages):
             Theta, left, tried = net.search(fit, check, net.candidates(center, V, radius, points), m)
             return {"Theta": Theta}, {"search": "net", "points": points, "tuples": tried, "radius": radius,
                                       "residual": left}
-        basis = torch.cat([(center / center.norm().clamp_min(1e-300)).unsqueeze(0), V])
-        found = unmix(fit, check, basis, m, starts=2 * self.starts, generator=self.generator(f"search-{m}"),
-                      report=self.report)
+        found = unmix(fit, check, span_of(center, V), m, starts=2 * self.starts,
+                      generator=self.generator(f"search-{m}"), report=self.report)
         return {"Theta": found.Theta[0]}, {"search": "gauss-newton", "starts": list(found.starts),
                                            "residuals": list(found.residuals), "agreeing": found.agreeing,
                                            "products": found.products}

@@ -29,13 +29,12 @@ from headway.learn.sculpt import Thresholds
 from headway.learn.shapes import Factored, Full, Shape
 from headway.learn.source import spaced
 from headway.learn.stages import OutOfTimeError, Progress, Stages, better, left_over, polished
-from headway.learn.unmix import unmix, unseen
+from headway.learn.unmix import WIDE, unmix, unseen
 from headway.projected import Rows, evaluate
 from headway.results import Fit, NotLearnedError
 from headway.store import Run, Stage
 
 METHODS = ("moments", "sculpt", "descent")
-WIDE = 128  # from here on a pass over the examples is dear, and twenty directions are looked at from the start
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 

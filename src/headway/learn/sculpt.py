@@ -78,12 +78,6 @@ class Sculpted:
     body: Body
     events: tuple[dict[str, Any], ...]
 
-    @property
-    def span(self) -> Tensor:
-        """[Θ̄/‖Θ̄‖, V_1, …, V_{m−1}]: an orthonormal basis of the span of the Θ_i."""
-        center = self.hull.center / self.hull.center.norm().clamp_min(1e-300)
-        return torch.cat([center.unsqueeze(0), self.hull.directions])
-
 
 def crude_sum(batches: Batches) -> tuple[Tensor, int]:
     """Phase 1: the mean of (1/k) Xᵀ J Y, and the number of sequences.

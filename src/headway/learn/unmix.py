@@ -14,7 +14,7 @@ from headway.learn.gauss_newton import gauss_newton
 from headway.learn.shapes import Span
 from headway.projected import Point, Problem
 
-WIDE = 128
+WIDE = 128  # from this width on a pass is dear: more directions and more patience pay
 AGREE = 2  # starts that must end at the same least residual
 
 

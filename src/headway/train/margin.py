@@ -39,17 +39,25 @@ class Margin:
         return max(self.primal, 0.0)
 
 
+def least_point(points: np.ndarray) -> np.ndarray:
+    """Weights a on the simplex for which ‖points·a‖ is least over the hull of the columns of ``points``.
+
+    It is where ‖points·a‖² + (1ᵀa − 1)² is least over a ≥ 0, scaled to the simplex: non-negative least squares.
+    """
+    size, n = points.shape
+    a, _ = nnls(np.concatenate([points, np.ones((1, n))]), np.append(np.zeros(size), 1.0), maxiter=100 * n)
+    return np.asarray(a / max(a.sum(), 1e-300))
+
+
 def tangent_margin(net: Network, data: Labelled) -> Margin:
     """γ of the tangent kernel at ``net``."""
     F = (net.features(data.X) * data.y.unsqueeze(1)).double()
     K = (F @ F.T).cpu().numpy()
     n = len(K)
     scale = math.sqrt(float(np.trace(K)) / n) if np.trace(K) > 0 else 1.0
-    # K = EEᵀ; the least point of the hull is where ‖Eᵀa‖² + (1ᵀa − 1)² is least over a ≥ 0, scaled to the simplex.
+    # K = EEᵀ: the hull of E's rows has the distances of the features' hull.
     values, vectors = np.linalg.eigh(K / scale**2)
-    E = (vectors * np.sqrt(np.clip(values, 0.0, None))).T
-    a, _ = nnls(np.concatenate([E, np.ones((1, n))]), np.append(np.zeros(n), 1.0), maxiter=100 * n)
-    a = a / max(a.sum(), 1e-300)
+    a = least_point((vectors * np.sqrt(np.clip(values, 0.0, None))).T)
     dual = math.sqrt(max(float(a @ K @ a), 0.0))
     if dual <= 1e-9 * scale:
         return Margin(0.0, dual, torch.from_numpy(a), None)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from headway import checks
+from headway.train.margin import least_point
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ def max_margin(problem: Selection) -> Tensor:
     """W_mm as Θ (d, d): least norm with every constraint at 1 or more, by non-negative least squares."""
     A = problem.normals().double().numpy()
     d = problem.X.shape[2]
-    E = np.concatenate([A.T, np.ones((1, len(A)))])
-    a, _ = nnls(E, np.append(np.zeros(d * d), 1.0), maxiter=100 * len(A))
-    point = A.T @ (a / max(a.sum(), 1e-300))  # least point of the hull of the constraints
+    point = A.T @ least_point(A.T)
     squared = float(point @ point)
     if squared < 1e-16 * float((A * A).sum(1).max()):
         checks.refuse("X", "tokens whose optimal ones a matrix can select (margin above 0)", "margin 0",
