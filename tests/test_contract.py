@@ -13,10 +13,10 @@ import torch
 import headway as hw
 
 SOURCE = Path(hw.__file__).parent
-ORDER = ["checks", "files", "attention", "krylov", "layer", "counting", "examples", "convert", "match",
+ORDER = ["checks", "files", "devices", "attention", "krylov", "layer", "counting", "examples", "convert", "match",
          "conditions", "results", "store", "projected", "learn.shapes", "learn.gauss_newton", "learn.source",
          "learn.moments", "learn.body", "learn.simplex", "learn.sculpt", "learn.net", "learn.unmix",
-         "learn.polish", "learn.descent", "learn.stages", "learn.provable", "learn.route", "learn",
+         "learn.thin", "learn.polish", "learn.descent", "learn.stages", "learn.provable", "learn.route", "learn",
          "certify.held_out", "certify.jacobian", "certify.identify", "certify.radius", "certify.report",
          "certify", "train.network", "train.data", "train.starts", "train.descent", "train.margin",
          "train.bounds", "train.select", "train.run", "train", "", "plot", "cli_train", "cli", "__main__"]

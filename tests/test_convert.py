@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import headway as hw
-from headway.convert import key_groups, ranks
+from headway.convert import factored, key_groups, ranks, unfactored
 
 X = torch.randn(5, 7, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -145,3 +145,66 @@ def test_a_rank_that_does_not_fit_is_refused_with_its_value(refused):
         hw.to_torch(layer, head_dim=5)
     with refused("layer", "as many outputs"):
         hw.to_torch(hw.AttentionLayer.random(heads=2, width=12, out_width=3, seed=0), head_dim=6)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_module_is_learned_as_a_black_box_and_built_again(batch_first):
+    module = attention(8, width=16, heads=2, batch_first=batch_first)
+    fit = hw.learn(oracle=module, length=8)
+    assert fit.status.kind == "recovered"
+    again = hw.to_torch(fit.layer, head_dim=8)
+    Z = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(outputs(again, Z), outputs(module, Z), rtol=0, atol=1e-9)
+
+
+def test_any_function_is_asked_random_inputs_only():
+    layer = hw.AttentionLayer.random(heads=2, width=6, mask="causal", seed=4)
+    asked = []
+
+    def box(X):
+        asked.append(X)
+        return layer(X).numpy()
+
+    fit = hw.learn(oracle=box, width=6, length=5, count=600, mask="causal")
+    assert fit.status.kind == "recovered"
+    assert hw.match(fit.layer, layer).worst < 1e-9
+    assert all(bool((X.abs() == 1).all()) for X in asked), "±1 tokens and nothing else"
+    words = torch.randn(40, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert hw.match(hw.learn(oracle=box, law=words, length=5, mask="causal").layer, layer).worst < 1e-9
+
+
+def test_black_boxes_that_are_none_are_refused(refused):
+    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
+    with refused("examples", "one of the two"):
+        hw.learn(hw.draw(layer, count=50, length=4), oracle=layer, width=4)
+    with refused("examples", "Examples"):
+        hw.learn()
+    with refused("width", "width=64"):
+        hw.learn(oracle=layer)
+    with refused("oracle", "str"):
+        hw.learn(oracle="layer", width=4)
+    with refused("the oracle's answer", "one output row per token"):
+        hw.learn(oracle=lambda X: X.sum(1), width=4)
+    with refused("the oracle's answer", "finite"):
+        hw.learn(oracle=lambda X: X / 0, width=4)
+    with refused("law", "boolean"):
+        hw.learn(oracle=layer, width=4, law="bolean")
+    dropping = nn.MultiheadAttention(8, 2, dropout=0.5, dtype=torch.float64)
+    with refused("oracle", "module.eval()"):
+        hw.learn(oracle=dropping)
+
+
+def test_learned_heads_come_factored_and_shared_keys_are_seen():
+    draw = torch.Generator().manual_seed(5)
+    w = [torch.randn(rows, 16, generator=draw, dtype=torch.float64) / 4 for rows in (16, 8, 8)]
+    out = torch.randn(16, 16, generator=draw, dtype=torch.float64) / 4
+    layer = hw.from_weights(*w, out, heads=4, query_bias=torch.ones(16, dtype=torch.float64))
+    fit = hw.learn(hw.draw(layer, count=3000, length=8, seed=6))
+    assert fit.status.kind == "recovered"
+    groups = fit.stats["key_groups"]
+    order = hw.match(fit.layer, layer).order
+    assert sorted(sorted(order.index(i) for i in group) for group in groups) == [[0, 1], [2, 3]]
+    parts, X2 = factored(layer, 4, 4), torch.randn(3, 5, 16, generator=draw, dtype=torch.float64)
+    torch.testing.assert_close(parts.query @ parts.key.mT, layer.augmented, rtol=0, atol=1e-12)
+    torch.testing.assert_close(parts.value @ parts.out, layer.W, rtol=0, atol=1e-12)
+    torch.testing.assert_close(unfactored(parts, layer.offset)(X2), layer(X2), rtol=0, atol=1e-12)

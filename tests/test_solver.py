@@ -11,7 +11,7 @@ from headway import attention, projected
 from headway.counting import Size
 from headway.layer import AttentionLayer
 from headway.learn import moments
-from headway.learn.gauss_newton import _Products, gauss_newton
+from headway.learn.gauss_newton import Free, _Products, gauss_newton
 from headway.learn.polish import numerical_rank
 from headway.learn.shapes import Factored, Full, Span
 from headway.projected import Problem, Rows, evaluate
@@ -146,7 +146,7 @@ def test_a_planted_error_is_removed():
     start = layer.augmented.clone()
     start[0, 1, 2] += 1e-2
     problem = Problem((Rows(X, layer(X)),))
-    found = gauss_newton(problem, Full(start), generator=torch.Generator().manual_seed(0))
+    found = gauss_newton(Free(problem), Full(start), generator=torch.Generator().manual_seed(0))
     assert found.reason == "floor"
     assert found.history[0] > 1e-5
     assert_close(found.point.Theta, layer.augmented, rtol=0, atol=1e-12)

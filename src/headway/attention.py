@@ -52,7 +52,11 @@ def allowed(X: Tensor, mask: str, padding: Tensor | None) -> Tensor | None:
 
 def patterns(X: Tensor, Theta: Tensor, see: Tensor | None = None) -> Tensor:
     """P[n, a, i, b] = softmax over b of x̃_aᵀΘ_i x_b, for Θ of shape (m, d or d + 1, d)."""
-    S = scores(X, Theta)
+    return softmax(scores(X, Theta), see)
+
+
+def softmax(S: Tensor, see: Tensor | None) -> Tensor:
+    """Patterns from scores S[n, a, i, b]; keys out of sight get none."""
     if see is not None:
         S = S.masked_fill(~see.unsqueeze(2), float("-inf"))
     return torch.softmax(S, dim=3)
@@ -90,7 +94,7 @@ def tangent(P: Tensor, X: Tensor, dTheta: Tensor) -> Tensor:
 
     P may have one head and dΘ several: then dΘ_j are m probes of the same pattern.
     """
-    return attend(_softmax_rule(P, scores(X, dTheta)), X)
+    return attend(softmax_rule(P, scores(X, dTheta)), X)
 
 
 def cotangent(P: Tensor, X: Tensor, gH: Tensor, rows: int) -> Tensor:
@@ -106,9 +110,26 @@ def cotangent(P: Tensor, X: Tensor, gH: Tensor, rows: int) -> Tensor:
 
 def key_side(P: Tensor, X: Tensor, gH: Tensor) -> Tensor:
     """C_i,a gH[n, a, i] with C_i,a = Σ_b p_b (x_b − h)(x_b − h)ᵀ, without forming C: (n, k, m, d)."""
+    return attend(score_side(P, X, gH), X)
+
+
+def score_side(P: Tensor, X: Tensor, gH: Tensor) -> Tensor:
+    """gS = P∘(gH Xᵀ − Σ_b P∘gH Xᵀ): what a change of the scores is worth, (n, k, m, k)."""
     n, k, m, d = gH.shape
-    gP = torch.bmm(gH.reshape(n, k * m, d), X.transpose(1, 2)).view(n, k, m, k)
-    return attend(_softmax_rule(P, gP), X)
+    return softmax_rule(P, torch.bmm(gH.reshape(n, k * m, d), X.transpose(1, 2)).view(n, k, m, k))
+
+
+def apart(X: Tensor, A: Tensor) -> Tensor:
+    """XA_i for every head, heads before tokens: (n, k, d) and (m, d, q) to (n, m, k, q)."""
+    n, k, d = X.shape
+    m, _, q = A.shape
+    return (X.reshape(n * k, d) @ A.transpose(0, 1).reshape(d, m * q)).view(n, k, m, q).transpose(1, 2)
+
+
+def together(X: Tensor, G: Tensor) -> Tensor:
+    """Adjoint of ``apart`` in A: Σ Xᵀ G_i, (n·k, d) and (n, m, k, q) to (m, d, q)."""
+    n, m, k, q = G.shape
+    return (X.T @ G.transpose(1, 2).reshape(n * k, m * q)).view(-1, m, q).transpose(0, 1)
 
 
 def spread(U: Tensor, W: Tensor) -> Tensor:
@@ -142,6 +163,6 @@ def scores(X: Tensor, Theta: Tensor) -> Tensor:
     return torch.bmm(Q.view(n, k * m, d), X.transpose(1, 2)).view(n, k, m, k)
 
 
-def _softmax_rule(P: Tensor, S: Tensor) -> Tensor:
+def softmax_rule(P: Tensor, S: Tensor) -> Tensor:
     """P∘(S − Σ_b P∘S): the softmax's Jacobian, which is its own adjoint."""
     return P * (S - (P * S).sum(3, keepdim=True))

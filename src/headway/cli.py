@@ -255,6 +255,8 @@ def _tell(fit: hw.Fit, folder: Path, truth: hw.AttentionLayer | None, as_json: b
     err.print(table)
     if match is not None and match.missing:
         err.print(f"Missing: true head {', '.join(str(i + 1) for i in match.missing)}.")
+    for group in fit.stats.get("key_groups", ()):
+        err.print(f"Heads {', '.join(str(i + 1) for i in group)} share their keys (grouped queries).")
     if stages:
         _stages(fit.trace)
     stats = fit.stats

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headway import checks
+from headway import attention, checks
 from headway.files import read_tensors
 from headway.layer import AttentionLayer
 
@@ -102,6 +104,16 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> AttentionLayer:
     out = module.out_proj
     return from_weights(Q, K, V, out.weight.detach(), heads=module.num_heads, query_bias=b[0], key_bias=b[1],
                         value_bias=b[2], out_bias=None if out.bias is None else out.bias.detach(), causal=causal)
+
+
+def as_function(module: nn.MultiheadAttention) -> Callable[[Tensor], Tensor]:
+    """X ↦ the module's self-attention on X (n, k, d), whatever its ``batch_first``."""
+    def answer(X: Tensor) -> Tensor:
+        Z = X if module.batch_first else X.transpose(0, 1)
+        Y: Tensor = module(Z, Z, Z, need_weights=False)[0]
+        return Y if module.batch_first else Y.transpose(0, 1)
+
+    return answer
 
 
 def from_checkpoint(
@@ -215,6 +227,30 @@ def to_torch(layer: AttentionLayer, head_dim: int, tolerance: float = 1e-9) -> n
         module.out_proj.weight.copy_(D.reshape(d, d).T)
         module.out_proj.bias.copy_(torch.zeros(d) if layer.offset is None else layer.offset)
     return module
+
+
+@dataclass(frozen=True)
+class Factors:
+    """[Θ_i; u_iᵀ] = query_i key_iᵀ and W_i = value_i out_i, heads first: what trained layers are made of."""
+
+    query: Tensor  # (m, d, q), or (m, d + 1, q) with the key bias u as its last row
+    key: Tensor  # (m, d, q)
+    value: Tensor  # (m, d, p)
+    out: Tensor  # (m, p, e)
+
+
+def factored(layer: AttentionLayer, rank: int, out_rank: int) -> Factors:
+    """The heads as products of thin factors of these ranks, balanced; what they leave out is what is beyond."""
+    sides = [[_factors(part, r) for part in parts] for parts, r in (
+        (layer.augmented, checks.whole("rank", rank)), (layer.W, checks.whole("out_rank", out_rank)))]
+    (query, key), (value, out) = ((torch.stack(side) for side in zip(*pairs, strict=True)) for pairs in sides)
+    return Factors(query, key, value, out.mT)
+
+
+def unfactored(parts: Factors, offset: Tensor | None = None, mask: str = "none") -> AttentionLayer:
+    """The layer that ``factored`` took apart."""
+    Theta, key_bias = attention.split(parts.query @ parts.key.mT)
+    return AttentionLayer(Theta, parts.value @ parts.out, key_bias, offset, mask)
 
 
 def _factors(M: Tensor, r: int) -> tuple[Tensor, Tensor]:

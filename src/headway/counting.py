@@ -14,20 +14,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of the problem: width d, outputs e, length k, mask, and rank of Θ (None: full)."""
+    """Shape of the problem: width d, outputs e, length k, mask, and ranks of Θ and W (None: full)."""
 
     d: int
     e: int
     k: int
     mask: str = "none"
     rank: int | None = None
+    out_rank: int | None = None
 
     def theta_unknowns(self, m: int) -> int:
         r, d, q = self.d + 1, self.d, self.rank
         return m * (r * d if q is None or q >= d else q * (r + d - q))
 
     def unknowns(self, m: int) -> int:
-        return self.theta_unknowns(m) + m * self.d * self.e + self.e
+        d, e, p = self.d, self.e, self.out_rank
+        return self.theta_unknowns(m) + m * (d * e if p is None or p >= min(d, e) else p * (d + e - p)) + e
 
     def floor(self, m: int) -> int:
         """Fewest sequences with as many equations as unknowns."""

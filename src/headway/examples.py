@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -264,44 +264,91 @@ def draw_batches(
     seed: int = 0,
 ) -> Iterator[Examples]:
     """What ``draw`` draws, ``BLOCK`` sequences at a time."""
-    count, length = checks.whole("count", count), checks.whole("length", length)
+    inputs = input_law(law, layer.width, checks.whole("length", length), layer.Theta.dtype)
+    count = checks.whole("count", count)
     noise, seed = checks.number("noise", noise), checks.whole("seed", seed, 0)
-    vocabulary: Tensor | None = None
-    if isinstance(law, str):
-        checks.choice("law", law, ("boolean", "gaussian"))
-    else:
-        vocabulary = checks.floating("law", law)
-        checks.shape("law", vocabulary, ("v", layer.width), "one row per word of the vocabulary")
-        if not len(vocabulary):
-            checks.refuse("law", "a vocabulary of at least one word", f"shape {tuple(vocabulary.shape)}",
-                          "law='boolean'")
-    kind = layer.Theta.dtype
     device = layer.Theta.device
-
-    def inputs(size: int, generator: torch.Generator) -> Tensor:
-        shape = (size, length, layer.width)
-        if vocabulary is not None:
-            words = torch.randint(len(vocabulary), shape[:2], generator=generator)
-            return vocabulary.cpu()[words].to(kind)
-        if law == "boolean":
-            return (2 * torch.randint(2, shape, generator=generator) - 1).to(torch.int8)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(kind)
-
-    def generator(block: int) -> torch.Generator:
-        word = np.random.SeedSequence([seed, block]).generate_state(1, np.uint64)[0]
-        return torch.Generator().manual_seed(int(word >> np.uint64(1)))
-
     sigma = 0.0
     if noise > 0:
-        pilot = layer(inputs(256, generator(2**32 - 1)).to(device))
+        pilot = layer(inputs(256, _block_generator(seed, 2**32 - 1)).to(device))
         sigma = noise * float(pilot.to(torch.float64).square().mean().sqrt())
     for block, start in enumerate(range(0, count, BLOCK)):
-        source = generator(block)
+        source = _block_generator(seed, block)
         X = inputs(min(BLOCK, count - start), source).to(device)
         Y = layer(X)
         if sigma:
             Y = Y + sigma * torch.randn(Y.shape, generator=source, dtype=torch.float64).to(Y)
         yield Examples(X, Y, mask=layer.mask)
+
+
+def ask(
+    oracle: Callable[[Tensor], Any], count: int, length: int, width: int, *, law: str | Any = "boolean",
+    mask: str = "none", seed: int = 0, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu",
+) -> Examples:
+    """n pairs (X, oracle(X)) with X from a law, as in ``draw``: the black box is shown random inputs and nothing
+    else. It is given X (n, k, d) of ``dtype`` and answers with Y (n, k, e). One that answers differently to the
+    same input is refused: dropout, or a batch norm in training.
+
+    >>> from headway.layer import AttentionLayer
+    >>> ask(AttentionLayer.random(heads=1, width=4), count=10, length=3, width=4)
+    Examples(10 sequences of 3 tokens, width 4 → 4, torch.float64)
+    """
+    if not callable(oracle):
+        checks.refuse("oracle", "a function of X (n, k, d)", type(oracle).__name__, "module.forward, or a lambda")
+    count, length, width = (checks.whole(name, value) for name, value in (
+        ("count", count), ("length", length), ("width", width)))
+    checks.whole("seed", seed, 0)
+    inputs = input_law(law, width, length, dtype)
+
+    def answer(X: Tensor) -> Tensor:
+        with torch.no_grad():
+            Y = oracle(X.to(device, dtype))
+        Y = checks.floating("the oracle's answer", Y)
+        checks.shape("the oracle's answer", Y, (len(X), length, "e"), "one output row per token of X")
+        return Y.detach().to(device)
+
+    first = inputs(min(count, 8), _block_generator(seed, 0))
+    one, other = answer(first), answer(first)
+    # Sums in another order are the same answer; a dropped unit is not.
+    if float((one - other).abs().max()) > 1e3 * torch.finfo(one.dtype).eps * float(one.abs().max()):
+        checks.refuse("oracle", "the same answer to the same input", "two that differ",
+                      "module.eval(), or learn from stored examples, with their noise")
+    parts = []
+    for block, start in enumerate(range(0, count, BLOCK)):
+        X = inputs(min(BLOCK, count - start), _block_generator(seed, block))
+        parts.append(Examples(X.to(device), answer(X), mask=mask))
+    return _join(parts)
+
+
+def _block_generator(seed: int, block: int) -> torch.Generator:
+    word = np.random.SeedSequence([seed, block]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(word >> np.uint64(1)))
+
+
+def input_law(
+    law: str | Any, width: int, length: int, dtype: torch.dtype
+) -> Callable[[int, torch.Generator], Tensor]:
+    """(n, generator) ↦ X (n, length, width) on the CPU; ±1 tokens as int8."""
+    vocabulary: Tensor | None = None
+    if isinstance(law, str):
+        checks.choice("law", law, ("boolean", "gaussian"))
+    else:
+        vocabulary = checks.floating("law", law)
+        checks.shape("law", vocabulary, ("v", width), "one row per word of the vocabulary")
+        if not len(vocabulary):
+            checks.refuse("law", "a vocabulary of at least one word", f"shape {tuple(vocabulary.shape)}",
+                          "law='boolean'")
+
+    def inputs(size: int, generator: torch.Generator) -> Tensor:
+        shape = (size, length, width)
+        if vocabulary is not None:
+            words = torch.randint(len(vocabulary), shape[:2], generator=generator)
+            return vocabulary.cpu()[words].to(dtype)
+        if law == "boolean":
+            return (2 * torch.randint(2, shape, generator=generator) - 1).to(torch.int8)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return inputs
 
 
 def rebatch(batches: Iterable[Examples], sizes: Sequence[int]) -> Iterator[Examples]:

@@ -9,12 +9,14 @@ the Schur complement of the full normal matrix after W and c. Used to solve (lea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from headway import attention
+from headway.devices import room
 
 CACHE = 1 << 30  # bytes of patterns and features kept between products; beyond it they are recomputed
 
@@ -28,9 +30,20 @@ class Rows:
     see: Tensor | None = None
     valid: Tensor | None = None  # (n, k, 1), 1 for rows that count; Y is 0 on the others
 
-    def to(self, dtype: torch.dtype) -> Rows:
-        valid = None if self.valid is None else self.valid.to(dtype)
-        return Rows(self.X.to(dtype), self.Y.to(dtype), self.see, valid)
+    def to(self, dtype: torch.dtype) -> Self:
+        return self if self.X.dtype == dtype else replace(self, **{
+            name: part.to(dtype) for name, part in vars(self).items()
+            if isinstance(part, Tensor) and part.is_floating_point()})
+
+    def patterns(self, Theta: Tensor) -> Tensor:
+        return attention.patterns(self.X, Theta, self.see)
+
+    def tangent(self, P: Tensor, dTheta: Tensor) -> Tensor:
+        return attention.tangent(P, self.X, dTheta)
+
+    def cotangent(self, P: Tensor, gH: Tensor, like: Tensor) -> Tensor:
+        """Adjoint of ``tangent``, in the shape of ``like``."""
+        return attention.cotangent(P, self.X, gH, like.shape[1])
 
     @property
     def count(self) -> int:
@@ -82,7 +95,7 @@ class Point:
 
 
 def features_of(rows: Rows, Theta: Tensor, offset: bool) -> tuple[Tensor, Tensor]:
-    P = attention.patterns(rows.X, Theta, rows.see)
+    P = rows.patterns(Theta)
     n, k = P.shape[:2]
     H = attention.attend(P, rows.X)
     if rows.valid is not None:
@@ -94,7 +107,7 @@ def features_of(rows: Rows, Theta: Tensor, offset: bool) -> tuple[Tensor, Tensor
     return P, H
 
 
-def _cholesky(G: Tensor) -> Tensor:
+def cholesky(G: Tensor) -> Tensor:
     """Factor of G plus the least ridge that makes it numerically definite (equal or dead heads do not)."""
     factor: Tensor
     eye = torch.eye(len(G), dtype=G.dtype, device=G.device)
@@ -110,11 +123,11 @@ def _cholesky(G: Tensor) -> Tensor:
 
 def evaluate(problem: Problem, Theta: Tensor) -> Point:
     """The best (W, c) for Θ, by normal equations with one step of refinement."""
-    m, _, d = Theta.shape
+    m, d = Theta.shape[0], problem.chunks[0].X.shape[2]
     size = m * d + problem.offset
     e = problem.chunks[0].Y.shape[2]
     width = Theta.element_size() * (size + m * problem.chunks[0].X.shape[1])
-    keep = problem.rows * width <= CACHE
+    keep = problem.rows * width <= room(Theta.device, CACHE)
     G, R = Theta.new_zeros(size, size), Theta.new_zeros(size, e)
     kept: list[tuple[Tensor, Tensor]] = []
     for rows in problem.chunks:
@@ -123,7 +136,7 @@ def evaluate(problem: Problem, Theta: Tensor) -> Point:
         R += H.T @ rows.Y.reshape(-1, e)
         if keep:
             kept.append((P, H))
-    factor = _cholesky(G)
+    factor = cholesky(G)
 
     def features() -> Iterator[tuple[Rows, Tensor]]:
         for i, rows in enumerate(problem.chunks):
@@ -165,7 +178,7 @@ class Products:
         G = torch.zeros_like(self.Theta)
         for i, rows in enumerate(self.problem.chunks):
             U = residuals[i].to(G.dtype).view(*rows.X.shape[:2], -1)
-            G += attention.cotangent(self._at(i)[0], rows.X, attention.spread(U, self.W), G.shape[1])
+            G += rows.cotangent(self._at(i)[0], attention.spread(U, self.W), G)
         self.count += 1
         return G
 
@@ -174,7 +187,7 @@ class Products:
         R: Tensor | float = 0.0
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
-            dY = attention.project(attention.tangent(P, rows.X, dTheta), self.W)
+            dY = attention.project(rows.tangent(P, dTheta), self.W)
             if rows.valid is not None:
                 dY = dY * rows.valid
             images.append(dY.view(-1, dY.shape[2]))
@@ -185,7 +198,7 @@ class Products:
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
             U = (images[i] - H @ B).view(*rows.X.shape[:2], -1)
-            G += attention.cotangent(P, rows.X, attention.spread(U, self.W), G.shape[1])
+            G += rows.cotangent(P, attention.spread(U, self.W), G)
         self.count += 2
         return G
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.convert import Factors, factored
 from headway.layer import AttentionLayer
 
 
@@ -42,6 +43,12 @@ class Fit:
     status: Status
     stats: Mapping[str, Any]
     trace: tuple[Mapping[str, Any], ...]
+
+    @property
+    def factors(self) -> Factors | None:
+        """The heads as thin factors where a low rank of Θ_i and W_i was found and used; None elsewhere."""
+        rank, out_rank = self.stats.get("rank"), self.stats.get("out_rank")
+        return None if rank is None or out_rank is None else factored(self.layer, rank, out_rank)
 
     def __repr__(self) -> str:
         return f"Fit({self.layer!r}, {self.status.kind}: {self.status.sentence})"

@@ -12,8 +12,9 @@ since residuals are always evaluated in the outer precision. It moves to the out
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,10 +26,30 @@ from headway.projected import Point, Problem, Products, evaluate
 NEAR = 0.05  # relative residual below which steps are worth a better preconditioner
 
 
+class Operator(Protocol):
+    """J and its adjoint at one point, in the unknowns of a shape; ``count`` says how many products were made."""
+
+    count: int
+
+    def gradient(self, residuals: Any) -> Tensor: ...
+    def curvature(self, v: Tensor) -> Tensor: ...
+    def metric(self, generator: torch.Generator) -> Metric: ...
+
+
+class Model(Protocol):
+    """What is fitted: a loss for every shape (a point has ``loss`` and ``residuals``) and products there."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def variation(self) -> float: ...
+    def evaluate(self, shape: Any) -> Any: ...
+    def products(self, point: Any, shape: Any, dtype: torch.dtype) -> Operator: ...
+
+
 @dataclass(frozen=True)
 class Solution:
-    shape: Shape
-    point: Point
+    shape: Any
+    point: Any
     history: tuple[float, ...]  # relative residuals, one per accepted step
     reason: str  # floor, target, converged, stalled, limit
     products: int  # Jacobian and adjoint products made
@@ -38,6 +59,26 @@ class Solution:
         return self.history[-1]
 
 
+@dataclass(frozen=True)
+class Free:
+    """Heads with free W_i, which are eliminated together with c (projected.py)."""
+
+    problem: Problem
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.problem.dtype
+
+    def variation(self) -> float:
+        return self.problem.variation()
+
+    def evaluate(self, shape: Shape) -> Point:
+        return evaluate(self.problem, shape.theta())
+
+    def products(self, point: Point, shape: Shape, dtype: torch.dtype) -> Operator:
+        return _Products(self.problem, point, shape, dtype)
+
+
 class _Products(Products):
     """The same products in the unknowns of a shape."""
 
@@ -45,7 +86,7 @@ class _Products(Products):
         super().__init__(problem, point, dtype)
         self.shape = shape.to(dtype)
 
-    def gradient(self, residuals: Sequence[Tensor]) -> Tensor:
+    def gradient(self, residuals: Any) -> Tensor:
         return self.shape.pull(super().gradient(residuals))
 
     def curvature(self, v: Tensor) -> Tensor:
@@ -55,7 +96,7 @@ class _Products(Products):
         return self.shape.metric(*self.blocks(generator))
 
 
-def _stretched(operator: _Products, metric: Metric) -> Callable[[Tensor], Tensor]:
+def _stretched(operator: Operator, metric: Metric, v: Tensor) -> Callable[[Tensor], Tensor]:
     """D⁻¹ with one direction a head corrected: D overrates that of Θ_i itself, since a softmax answers little to
     scores that only grow. With v_i the head's unknowns and s_i = ⟨v_i, Dv_i⟩/⟨v_i, Av_i⟩ measured by one product,
 
@@ -63,7 +104,6 @@ def _stretched(operator: _Products, metric: Metric) -> Callable[[Tensor], Tensor
 
     is exact on v_i up to the coupling of heads, and m small eigenvalues no longer cost a few steps each.
     """
-    v = operator.shape.value
     heads = tuple(range(1, v.ndim))
     rated = (v * metric.apply(v)).sum(heads, keepdim=True).clamp_min(1e-30)
     true = (v * operator.curvature(v)).sum(heads, keepdim=True).clamp_min(1e-30)
@@ -88,8 +128,8 @@ def least_curvature(problem: Problem, point: Point, shape: Shape, generator: tor
 
 
 def gauss_newton(
-    problem: Problem,
-    shape: Shape,
+    model: Model,
+    shape: Any,
     *,
     generator: torch.Generator,
     limit: int = 100,
@@ -104,21 +144,21 @@ def gauss_newton(
     row gain less than ``least_gain`` of the loss (stalled), when a full step would gain less than 1e-9
     (converged), or at ``limit`` steps.
     """
-    scale = problem.variation()
-    eps = torch.finfo(problem.dtype).eps
-    point = evaluate(problem, shape.theta())
+    scale = model.variation()
+    eps = torch.finfo(model.dtype).eps
+    point = model.evaluate(shape)
     history = [math.sqrt(point.loss / scale)]
     inner = torch.float32
     products, slow, reason = 0, 0, "limit"
     metric: Metric | None = None
     for _ in range(limit):
-        operator = _Products(problem, point, shape, inner)
+        operator = model.products(point, shape, inner)
         if metric is None or history[-1] > 1e-3:  # below, Θ hardly moves and the old one serves
             metric = operator.metric(generator)
             precondition = metric.solve
             if history[-1] < NEAR:
-                precondition = _stretched(operator, metric)
-        exact = operator if inner == problem.dtype else _Products(problem, point, shape, problem.dtype)
+                precondition = _stretched(operator, metric, shape.growth().to(inner))
+        exact = operator if inner == model.dtype else model.products(point, shape, model.dtype)
         g = exact.gradient(point.residuals)
         size = float(g.abs().max())
         if size == 0.0 or not math.isfinite(size):
@@ -131,14 +171,14 @@ def gauss_newton(
         for _ in range(10):
             lam = damping
 
-            def apply(v: Tensor, op: _Products = operator, D: Metric = metric, lam: float = lam) -> Tensor:
+            def apply(v: Tensor, op: Operator = operator, D: Metric = metric, lam: float = lam) -> Tensor:
                 return op.curvature(v) + lam * D.apply(v)
 
             v = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit)
             # ‖r‖² falls by ⟨v, g + λDv⟩ if the model is right.
             gain = size**2 * float((v * (unit + lam * metric.apply(v))).sum())
             trial = shape.moved((v.to(g.dtype)) * size)
-            new = evaluate(problem, trial.theta())
+            new = model.evaluate(trial)
             ratio = (point.loss - new.loss) / max(gain, 1e-300)
             if math.isfinite(new.loss) and new.loss < point.loss and ratio > 1e-4:
                 accepted = True
@@ -152,8 +192,8 @@ def gauss_newton(
                 reason = "floor"
             elif gain < 1e-9 * point.loss:
                 reason = "converged"
-            elif inner != problem.dtype:
-                inner, damping, metric = problem.dtype, max(damping / 6**9, 1e-12), None
+            elif inner != model.dtype:
+                inner, damping, metric = model.dtype, max(damping / 6**9, 1e-12), None
                 continue
             else:
                 reason = "stalled"
@@ -168,7 +208,7 @@ def gauss_newton(
         if history[-1] <= target:
             reason = "target"
             break
-        if history[-1] < 8 * eps or (history[-1] < 1e4 * eps and drop < 0.75):
+        if history[-1] < 32 * eps or (history[-1] < 1e4 * eps and drop < 0.75):
             reason = "floor"
             break
         if drop < 1e-9:

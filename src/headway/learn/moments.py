@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from headway import attention
+from headway.devices import room
 from headway.projected import Rows
 
 KEEP = 128 << 20  # bytes of prepared rows kept between passes; beyond it they are read again
+WIDE = 512  # regressors from which float32 will do
 Batches = Callable[[], Iterable[Rows]]
 
 
@@ -38,33 +40,39 @@ def _linear_features(rows: Rows, P: Tensor) -> Tensor:
     return (F if rows.valid is None else F * rows.valid).view(-1, F.shape[2])
 
 
-def residualise(batches: Batches) -> tuple[Tensor, float, float]:
-    """Least squares of y_a on [x̄_a, x_a, 1]: coefficients, variance explained, mean square left."""
+def residualise(batches: Batches) -> tuple[Tensor, float, float, int]:
+    """Least squares of y_a on [x̄_a, x_a, 1]: coefficients, variance explained, mean square left, rows."""
     G = R = None
-    total, N = 0.0, 0
+    total, N, count = 0.0, 0, 0
     for rows in batches():
-        F = _linear_features(rows, attention.uniform(rows.X, rows.see)).double()
-        Y = rows.Y.reshape(F.shape[0], -1).double()
-        G = F.T @ F if G is None else G + F.T @ F
-        R = F.T @ Y if R is None else R + F.T @ Y
-        total += float(Y.square().sum())
+        F = _linear_features(rows, attention.uniform(rows.X, rows.see))
+        if F.shape[1] < WIDE:  # of a wide layer no more than the span is asked for, and float32 tells that
+            F = F.double()
+        Y = rows.Y.reshape(F.shape[0], -1).to(F)
+        gram, cross = (F.T @ F).double(), (F.T @ Y).double()
+        G = gram if G is None else G + gram
+        R = cross if R is None else R + cross
+        total += float(Y.double().square().sum())
         N += Y.numel()
+        count += rows.count
     assert G is not None and R is not None
     ridge = 1e-9 * float(G.diagonal().mean()) * torch.eye(len(G), dtype=G.dtype, device=G.device)
     coefficients = torch.linalg.solve(G + ridge, R)
     left = max(total - float((coefficients * R).sum()), 1e-300)
-    return coefficients, 1.0 - left / max(total, 1e-300), left / max(N, 1)
+    return coefficients, 1.0 - left / max(total, 1e-300), left / max(N, 1), count
 
 
 def span(
-    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6, start: Tensor | None = None
+    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6, start: Tensor | None = None,
+    half: bool = False,
 ) -> Moments:
     """The L leading singular triples of A by at most ``passes`` power iterations, from ``start`` (L, d, e) if any.
 
     Stops early when no singular value moves by more than 2 % of the largest, or 10 % where the gap is clear. Costs
-    about 4·d²·L flops a row and pass.
+    about 8·d²·L flops a row and pass. ``half`` makes the passes in bfloat16: sampling noise is far above its
+    rounding, which moreover averages out over rows.
     """
-    coefficients, explained, left = residualise(batches)
+    coefficients, explained, left, N = residualise(batches)
 
     def prepared() -> Iterator[tuple[Rows, Tensor, Tensor]]:
         if kept:
@@ -74,13 +82,14 @@ def span(
         for rows in batches():
             P = attention.uniform(rows.X, rows.see)
             linear = _linear_features(rows, P) @ coefficients.to(rows.X)
-            ready = rows, P, (rows.Y - linear.view(rows.Y.shape)) / left**0.5
-            total += rows.X.element_size() * (rows.X.numel() + 2 * rows.Y.numel())
+            Y = ((rows.Y - linear.view(rows.Y.shape)) / left**0.5).to(kind)
+            ready = rows.to(kind), P.to(kind), Y
+            total += Y.element_size() * (rows.X.numel() + 2 * rows.Y.numel())
             seen.append(ready)
-            if total > KEEP:
+            if total > keep:
                 seen.clear()
             yield ready
-        if total <= KEEP:
+        if total <= keep:
             kept.extend(seen)
         seen.clear()
 
@@ -88,9 +97,10 @@ def span(
     seen: list[tuple[Rows, Tensor, Tensor]] = []
 
     first = next(iter(batches()))
+    kind = torch.bfloat16 if half else first.X.dtype
+    keep = room(first.X.device, KEEP)
     d, e = first.X.shape[2], first.Y.shape[2]
     L = min(L, d * e, d * (d + 1))
-    N = sum(rows.count for rows in batches())
     V = _orthonormal(torch.randn(L, d * e, generator=generator, dtype=torch.float64)).view(L, d, e)
     V = V.to(first.X) if start is None or start.shape != V.shape else start.to(first.X)
     values = first.X.new_zeros(L)
@@ -98,11 +108,11 @@ def span(
     for _ in range(passes):
         G = first.X.new_zeros(L, d + 1, d)
         for rows, P, Y in prepared():
-            G += attention.cotangent(P, rows.X, attention.spread(Y, V), d + 1)
+            G += attention.cotangent(P, rows.X, attention.spread(Y, V.to(kind)), d + 1)
         T = _orthonormal(G.flatten(1)).view(L, d + 1, d)
         A = first.X.new_zeros(L, d, e)
         for rows, P, Y in prepared():
-            A += torch.einsum("nalp,nae->lpe", attention.tangent(P, rows.X, T), Y)
+            A += torch.einsum("nalp,nae->lpe", attention.tangent(P, rows.X, T.to(kind)), Y)
         U, s, Vh = torch.linalg.svd(A.flatten(1).T / N, full_matrices=False)
         V, basis = U.T.reshape(L, d, e), torch.einsum("kl,lrd->krd", Vh, T)
         moved = float((s - values).abs().max() / s.max().clamp_min(1e-30))

@@ -9,28 +9,30 @@ step is a stage (stages.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headway import checks
-from headway.examples import Examples
+from headway.convert import as_function
+from headway.examples import Examples, ask
 from headway.layer import AttentionLayer
 from headway.learn import moments
 from headway.learn.descent import descend
-from headway.learn.gauss_newton import gauss_newton
+from headway.learn.gauss_newton import Free, gauss_newton
 from headway.learn.polish import Polished
 from headway.learn.provable import SEARCHES, Provable
 from headway.learn.sculpt import Thresholds
 from headway.learn.shapes import Factored, Full, Shape
 from headway.learn.source import spaced
 from headway.learn.stages import OutOfTimeError, Progress, Stages, better, left_over, polished
-from headway.learn.unmix import WIDE, unmix, unseen
-from headway.projected import Rows, evaluate
+from headway.learn.unmix import ENOUGH, WIDE, unmix, unseen
+from headway.projected import Problem, Rows, evaluate
 from headway.results import Fit, NotLearnedError
 from headway.store import Run, Stage
 
@@ -39,10 +41,16 @@ NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 
 def learn(
-    examples: Examples,
+    examples: Examples | None = None,
     heads: int | str = "auto",
     method: str = "moments",
     *,
+    oracle: Callable[[Tensor], Any] | None = None,
+    law: str | Any = "boolean",
+    count: int | None = None,
+    length: int = 16,
+    width: int | None = None,
+    mask: str = "none",
     rank: int | str | None = "auto",
     max_heads: int = 32,
     starts: int = 6,
@@ -74,6 +82,10 @@ def learn(
     the trace then gives distances and at which nothing else looks. strict=True raises NotLearnedError unless the
     status is ok. run: a folder that keeps the stages. progress: called with {"stage", "residual", "heads"}.
 
+    In place of examples an ``oracle``: a function of X (n, k, d), or an nn.MultiheadAttention, that is shown
+    ``count`` random sequences (default 10·d²/length, at least 2,000) of ``length`` tokens of ``width`` features
+    under a ``law`` as in ``draw``, and nothing else; ``mask="causal"`` if it only looks back.
+
     >>> from headway.examples import draw
     >>> truth = AttentionLayer.random(heads=2, width=6, seed=0)
     >>> fit = learn(draw(truth, count=400, length=6, seed=1))
@@ -83,6 +95,10 @@ def learn(
     wanted = checks.count_or("heads", heads, "auto")
     checks.choice("method", method, METHODS)
     rank = checks.count_or("rank", rank, "auto", None)
+    if oracle is not None:
+        if examples is not None:
+            checks.refuse("examples", "none, with an oracle", type(examples).__name__, "one of the two")
+        examples = _asked(oracle, law, count, length, width, mask, checks.whole("seed", seed, 0))
     if not isinstance(examples, Examples):
         checks.refuse("examples", "an Examples object", type(examples).__name__, "headway.Examples(X, Y)")
     if len(examples) < 2:
@@ -114,24 +130,56 @@ def learn(
     return fit
 
 
+def _asked(
+    oracle: Callable[[Tensor], Any], law: str | Any, count: int | None, length: int, width: int | None, mask: str,
+    seed: int,
+) -> Examples:
+    """Examples of a black box, drawn in the precision and on the device of its parameters if it has any."""
+    first = next(oracle.parameters(), None) if isinstance(oracle, torch.nn.Module) else None
+    if isinstance(oracle, torch.nn.MultiheadAttention):
+        width, oracle = width or oracle.embed_dim, as_function(oracle)
+    if width is None and not isinstance(law, str) and len(np.shape(law)) == 2:
+        width = int(np.shape(law)[1])
+    if width is None:
+        checks.refuse("width", "the number of features of a token, with an oracle", None, "width=64")
+    count = count or max(2000, math.ceil(10 * width**2 / checks.whole("length", length)))
+    return ask(oracle, count, length, width, law=law, mask=mask, seed=seed,
+               dtype=torch.float64 if first is None else first.dtype,
+               device="cpu" if first is None else first.device)
+
+
 class _Moments(Stages):
     """Span by moments, unmix, polish; more and fewer heads."""
 
     basis: Tensor | None = None
+    rest: tuple[int, Tensor] | None = None  # of a wide layer, what stood out from the residual the last time
+
+    @property
+    def wide(self) -> bool:
+        """Whether moments serve at every turn: a pass over the examples is cheap beside a random start."""
+        return self.basis is not None and self.source.d >= WIDE
 
     # -- span -----------------------------------------------------------------------------------------------
 
-    def find_span(self, name: str = "span", taken: Polished | None = None) -> tuple[int, Tensor]:
-        """Moments of the labels, or of what ``taken`` leaves of them, on as many rows as make the gap clear."""
+    def find_span(self, name: str = "span", taken: Polished | None = None) -> tuple[int, Tensor, float]:
+        """Moments of the labels, or of what ``taken`` leaves of them, on as many rows as make the gap clear: the
+        head count, the basis and the gap."""
         tensors, info = self.stage(name, lambda: self._span(name, taken), 0)
-        return int(info["heads"]), tensors["basis"]
+        return int(info["heads"]), tensors["basis"], float(info["gap"])
+
+    def leftover(self, best: Polished, name: str) -> bool:
+        if not self.wide:
+            return super().leftover(best, name)
+        count, basis, ratio = self.find_span(name, best)
+        self.rest = count, basis
+        return ratio > 1.0
 
     def _span(self, name: str, taken: Polished | None) -> Stage:
         source, d = self.source, self.source.d
         wide = d >= WIDE
         L = self.heads + 4 if isinstance(self.heads, int) else 20 if wide else 8
         if taken is not None:
-            L = 4
+            L = 12 if wide else 4
         count = min(len(source.fit), max(256, math.ceil(8 * d * d / self.examples.length)))
         while True:
             index = spaced(source.fit, count)
@@ -144,10 +192,11 @@ class _Moments(Stages):
             if wide:
                 # Most of the turning is done on a third of the rows.
                 third = spaced(index, math.ceil(len(index) / 3))
-                turned = moments.span(partial(batches, third), L, generator=self.generator(name), passes=3)
+                turned = moments.span(partial(batches, third), L, generator=self.generator(name), passes=3,
+                                      half=True)
                 begin = turned.outputs
             found = moments.span(batches, L, generator=self.generator(name), start=begin,
-                                 passes=6 if begin is None else 3)
+                                 passes=6 if begin is None else 3, half=wide)
             m, ratio = moments.gap(
                 found.values, complete=2 * len(found.values) >= min(d, self.examples.out_width) * d)
             if found.explained > 1 - 1e-6:
@@ -173,14 +222,21 @@ class _Moments(Stages):
         agree on what they leave."""
         best: Polished | None = None
         if self.basis is not None:
-            name = f"unmix-{m}"
-            tensors, _ = self.stage(name, lambda: self._unmix(name, m), m)
-            for j, Theta in enumerate(tensors["Theta"][:2]):
-                best = better(best, self.polish(f"polish-{m}-{j}", Theta))
-                if best.held <= self.floor:
+            # The first start that looks good is polished at once; only if that leads nowhere do several have to
+            # agree.
+            for name, enough in ((f"unmix-{m}", ENOUGH), (f"unmix-{m}-more", 0.0)):
+                tensors, info = self.stage(
+                    name, lambda name=name, enough=enough: self._unmix(name, m, enough), m)  # type: ignore[misc]
+                for j, Theta in enumerate(tensors["Theta"][:2]):
+                    best = better(best, self.polish(f"{name.replace('unmix', 'polish')}-{j}", Theta))
+                    if best.held <= self.floor:
+                        return best
+                if best is not None and (best.held < NEAR or self.wide):
+                    # What is left is noise or one more head, not a wrong basin. Of a wide layer that is taken on
+                    # trust: heads below the floor of the moments are common there, and random starts hopeless.
                     return best
-            if best is not None and best.held < NEAR:
-                return best  # what is left is noise or one more head, not a wrong basin
+                if min(info["residuals"]) >= ENOUGH:
+                    break
         return better(best, self.restart(m, range(self.starts)))
 
     def restart(self, m: int, numbers: range, settle: bool = True) -> Polished:
@@ -203,19 +259,34 @@ class _Moments(Stages):
         _, j, Theta = min(rough, key=lambda entry: entry[:2])
         return self.polish(f"polish-start-{m}-{j}", Theta)
 
-    def _unmix(self, name: str, m: int) -> Stage:
+    def _unmix(self, name: str, m: int, enough: float) -> Stage:
         assert self.basis is not None
         source = self.source
         # A weak head's direction is spread over those at the floor: of a wide layer all are kept.
         basis = self.basis if source.d >= WIDE else self.basis[: m + 2]
-        rows = math.ceil(4 * (m * source.d + m * len(basis)) / self.examples.length)
-        count = min(2 * rows, len(source.fit))
-        index = spaced(source.fit, count)
-        fit, check = (source.problem(part, m, torch.float32) for part in (index[::2], index[1::2]))
+        fit, check = self._halves(m, len(basis))
         found = unmix(fit, check, basis, m, starts=2 * self.starts, generator=self.generator(name),
-                      report=self.report)
+                      enough=enough, report=self.report)
         return {"Theta": found.Theta}, {"residuals": list(found.residuals), "starts": list(found.starts),
                                         "agreeing": found.agreeing, "products": found.products}
+
+    def _halves(self, m: int, directions: int) -> list[Problem]:
+        """Rows to unmix on, and as many to check on."""
+        source = self.source
+        rows = math.ceil(4 * m * (source.d + directions) / self.examples.length)
+        index = spaced(source.fit, min(2 * rows, len(source.fit)))
+        return [source.problem(part, m, torch.float32) for part in (index[::2], index[1::2])]
+
+    def _join(self, name: str, best: Polished, basis: Tensor, more: int) -> Stage:
+        """``more`` heads inside ``basis`` beside those of ``best``, which may still move among themselves."""
+        known = best.Theta.to(basis)
+        norms = known.flatten(1).norm(dim=1)
+        whole = torch.cat([known / norms.view(-1, 1, 1), basis])
+        m = len(known) + more
+        fit, check = self._halves(m, len(whole))
+        found = unmix(fit, check, whole, m, starts=3, generator=self.generator(name), known=torch.diag(norms.cpu()),
+                      enough=0.9 * best.held, report=self.report)
+        return {"Theta": found.Theta[0]}, {"residuals": list(found.residuals), "products": found.products}
 
     def _start(self, name: str, m: int, j: int) -> Stage:
         """Gauss–Newton over all of Θ from a random point, in float32, to a rough fit."""
@@ -225,7 +296,7 @@ class _Moments(Stages):
         Theta = Theta.to(source.device)
         shape: Shape = Factored.of(Theta, self.rank) if isinstance(self.rank, int) else Full(Theta)
         problem = source.problem(spaced(source.fit, self.rows_for(m)), m, torch.float32)
-        solution = gauss_newton(problem, shape, generator=draw, limit=self.limit, target=1e-4,
+        solution = gauss_newton(Free(problem), shape, generator=draw, limit=self.limit, target=1e-4,
                                 report=self.report)
         other = source.problem(source.held[: max(1, min(64, len(source.held)))], m, torch.float32)
         return {"Theta": solution.point.Theta}, {
@@ -235,9 +306,15 @@ class _Moments(Stages):
     # -- more or fewer heads --------------------------------------------------------------------------------
 
     def grow(self, best: Polished, name: str) -> Polished:
-        """One more head, started from what the others leave unexplained."""
+        """More heads, started from what the others leave unexplained: of a wide layer, where a pass is dear, all
+        that stand out there, else one."""
+        if self.wide and self.rest is not None:
+            (more, basis), m = self.rest, best.Theta.shape[0]
+            unmixing = f"{name}-unmix"
+            tensors, _ = self.stage(unmixing, lambda: self._join(unmixing, best, basis, more), m + more)
+            return self.polish(name, tensors["Theta"])
         if self.basis is not None:
-            _, basis = self.find_span(f"{name}-span", best)
+            _, basis, _ = self.find_span(f"{name}-span", best)
             new = 2.0 * basis[:1].to(best.Theta)
         else:
             draw = torch.randn(1, *best.Theta.shape[1:], generator=self.generator(name), dtype=torch.float64)
@@ -300,7 +377,7 @@ class _Moments(Stages):
         guess = 1
         # Below about 4 d² rows the noise floor of the moments hides the heads.
         if n * k >= 4 * d * d:
-            guess, self.basis = self.find_span()
+            guess, self.basis, _ = self.find_span()
         if isinstance(self.heads, int):
             best, structured = self._given(self.heads)
         else:
@@ -340,12 +417,16 @@ class _Moments(Stages):
             if not structured or misses > 1 or not self._within(tried):
                 break
             more: Polished | None = None
-            if self.basis is not None and tried == best.Theta.shape[0] + 1:
+            if self.wide or (self.basis is not None and tried == best.Theta.shape[0] + 1):
                 more = self.grow(best, f"grow-{tried}")
-            if more is None or more.held > self.floor:
+            joined = more is not None and self.wide and more.held < 0.95 * best.held
+            if more is None or (more.held > self.floor and not joined):
                 more = better(more, self.attempt(tried))
+            tried = more.Theta.shape[0]
             misses = 0 if more.held < 0.95 * best.held else misses + 1
             best = better(best, more) if misses == 0 else best
+        if structured and best.held > self.floor and best.out_rank is not None:
+            best = better(best, self.polish("free-rank", best.Theta, rank=None))
         if structured and best.held > self.floor:
             best = self._search(best)
         if best.held <= self.floor:

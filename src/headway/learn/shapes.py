@@ -28,6 +28,7 @@ class Shape(Protocol):
     value: Tensor
 
     def theta(self) -> Tensor: ...
+    def growth(self) -> Tensor: ...
     def push(self, v: Tensor) -> Tensor: ...
     def pull(self, G: Tensor) -> Tensor: ...
     def moved(self, v: Tensor) -> Shape: ...
@@ -44,6 +45,9 @@ class Full:
     def theta(self) -> Tensor:
         return self.value
 
+    def growth(self) -> Tensor:
+        return self.value
+
     def push(self, v: Tensor) -> Tensor:
         return v
 
@@ -57,7 +61,7 @@ class Full:
         return Full(self.value.to(dtype))
 
     def metric(self, Q: Tensor, M: Tensor) -> Metric:
-        Qi, Mi = _inverse(Q), _inverse(M)
+        Qi, Mi = inverse(Q), inverse(M)
         return Metric(lambda v: Q @ v @ M, lambda g: Qi @ g @ Mi)
 
 
@@ -81,6 +85,9 @@ class Factored:
     def theta(self) -> Tensor:
         return self.A @ self.B.mT
 
+    def growth(self) -> Tensor:
+        return self.value
+
     def push(self, v: Tensor) -> Tensor:
         return v[:, : self.rows] @ self.B.mT + self.A @ v[:, self.rows :].mT
 
@@ -95,8 +102,8 @@ class Factored:
 
     def metric(self, Q: Tensor, M: Tensor) -> Metric:
         """For A: Q ⊗ BᵀMB; for B: M ⊗ AᵀQA. The coupling of A and B is left to the iteration."""
-        right, left = _lifted(self.B.mT @ M @ self.B), _lifted(self.A.mT @ Q @ self.A)
-        Qi, Mi, Ri, Li = _inverse(Q), _inverse(M), _inverse(right), _inverse(left)
+        right, left = lifted(self.B.mT @ M @ self.B), lifted(self.A.mT @ Q @ self.A)
+        Qi, Mi, Ri, Li = inverse(Q), inverse(M), inverse(right), inverse(left)
         r = self.rows
 
         def apply(v: Tensor) -> Tensor:
@@ -117,6 +124,9 @@ class Span:
     def theta(self) -> Tensor:
         return self.push(self.value)
 
+    def growth(self) -> Tensor:
+        return self.value
+
     def push(self, v: Tensor) -> Tensor:
         return torch.einsum("ml,lrd->mrd", v, self.basis)
 
@@ -133,21 +143,26 @@ class Span:
         """The Gram matrix of the basis under Q ⊗ M_i, one L × L block for each head."""
         B = self.basis.flatten(1)
         QB = (Q @ self.basis).unsqueeze(0) @ M.unsqueeze(1)  # (m, L, r, d)
-        D = _lifted(B @ QB.flatten(2).mT)
-        Di = _inverse(D)
-        return Metric(lambda v: torch.einsum("mlk,mk->ml", D, v), lambda g: torch.einsum("mlk,mk->ml", Di, g))
+        return gram_metric(B @ QB.flatten(2).mT)
 
 
-def _lifted(D: Tensor) -> Tensor:
+def gram_metric(D: Tensor) -> Metric:
+    """v ↦ D_i v_i for one matrix a head."""
+    D = lifted(D)
+    Di = inverse(D)
+    return Metric(lambda v: torch.einsum("mlk,mk->ml", D, v), lambda g: torch.einsum("mlk,mk->ml", Di, g))
+
+
+def lifted(D: Tensor) -> Tensor:
     """D + a little of its own mean diagonal, so that an empty direction does not make it singular."""
     mean = D.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True).unsqueeze(-1)
     lift = (1e-4 * mean).clamp_min(torch.finfo(D.dtype).tiny * 1e6)
     return (D + D.mT) / 2 + lift * torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
 
 
-def _inverse(D: Tensor) -> Tensor:
+def inverse(D: Tensor) -> Tensor:
     """D⁻¹, formed: it only preconditions, and products are several times faster than triangular solves."""
     factor, info = torch.linalg.cholesky_ex(D)
     if bool((info != 0).any()):
-        factor = torch.linalg.cholesky(_lifted(_lifted(D)))
+        factor = torch.linalg.cholesky(lifted(lifted(D)))
     return torch.cholesky_inverse(factor)

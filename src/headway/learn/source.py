@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headway import attention, checks
+from headway.devices import room
 from headway.examples import Examples
 from headway.layer import AttentionLayer
 from headway.projected import Problem, Rows
@@ -56,13 +57,14 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     """Mean and covariance of the tokens; no change of coordinates where they are white within sampling error."""
     d = examples.width
     chosen = spaced(index, min(len(index), FRAME_SEQUENCES))
-    N, total, squares = 0, torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
-    M, label, label_squares = 0, torch.zeros(examples.out_width, dtype=torch.float64), 0.0
+    N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
+    squares = torch.zeros(d, d, dtype=torch.float64, device=device)
+    M, label, label_squares = 0, torch.zeros(examples.out_width, dtype=torch.float64, device=device), 0.0
     for start in range(0, len(chosen), 1024):
         part = examples.take(chosen[start : start + 1024])
         rows = slice(None) if part.padding is None else ~part.padding.reshape(-1)
-        x = part.X.reshape(-1, d)[rows].double().cpu()
-        y = part.Y.reshape(-1, part.out_width)[rows].double().cpu()
+        x = part.X.reshape(-1, d)[rows].to(device, torch.float64)
+        y = part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64)
         N, total, squares = N + len(x), total + x.sum(0), squares + x.T @ x
         M, label, label_squares = M + len(y), label + y.sum(0), label_squares + float(y.square().sum())
     mean = total / N
@@ -73,17 +75,17 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
                       "check that Y is the layer's output on X")
     scale = 2.0 ** round(0.5 * math.log2(variation / examples.out_width))
     noise = 8.0 / math.sqrt(N)
-    eye = torch.eye(d, dtype=torch.float64)
+    eye = torch.eye(d, dtype=torch.float64, device=device)
     if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
-        eye = eye.to(device)
         return Frame(torch.zeros_like(eye[0]), eye, eye, scale, True)
     values, vectors = torch.linalg.eigh(covariance)
     alive = values > 1e-10 * values.max()
     root, E = values[alive].sqrt(), vectors[:, alive]
     # Where every direction is alive the symmetric root keeps z close to x; otherwise z are eigendirections.
-    turn = E.T if bool(alive.all()) else torch.eye(int(alive.sum()), dtype=torch.float64)
+    turn = E.T if bool(alive.all()) else torch.eye(
+        int(alive.sum()), dtype=torch.float64, device=device)
     out, back = (E * root) @ turn, turn.T @ (E / root).T
-    return Frame(mean.to(device), out.to(device), back.to(device), scale, False)
+    return Frame(mean, out, back, scale, False)
 
 
 def spaced(index: np.ndarray, count: int) -> np.ndarray:
@@ -114,7 +116,7 @@ class Source:
     def rows(self, index: np.ndarray, dtype: torch.dtype) -> Rows:
         assert self.frame is not None
         part = self.examples.take(index)
-        X = self.frame.tokens(part.X.to(self.device, torch.float64)).to(dtype)
+        X = self.frame.tokens(part.X.to(self.device, dtype if self.frame.plain else torch.float64)).to(dtype)
         Y = (part.Y.to(self.device, torch.float64) / self.frame.scale).to(dtype)
         padding = None if part.padding is None else part.padding.to(self.device)
         see = attention.allowed(X, part.mask, padding)
@@ -133,12 +135,12 @@ class Source:
 
     def chunk(self, heads: int) -> int:
         k = self.examples.length
-        return max(1, CHUNK // (8 * k * heads * max(self.d, k)))
+        return max(1, room(self.device, CHUNK) // (8 * k * heads * max(self.d, k)))
 
     def most(self) -> int:
         """Sequences that may be held at once for a solve, in both precisions."""
         each = 12 * self.examples.length * (self.d + self.examples.out_width)
-        return max(16, ROWS // each)
+        return max(16, room(self.device, ROWS) // each)
 
     def error(self, index: np.ndarray, Theta: Tensor, W: Tensor, offset: Tensor) -> float:
         """‖Y − F(X)‖ / ‖Y − mean‖ in float64 over these sequences."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from headway import attention, checks
+from headway.convert import key_groups
 from headway.counting import Size
 from headway.examples import Examples
 from headway.layer import AttentionLayer
@@ -101,12 +102,16 @@ class Stages:
         between four and eight times the floor the product of the two hardly changes."""
         return min(max(6 * self.size.floor(heads), 16), len(self.source.fit), self.source.most())
 
-    def polish(self, name: str, Theta: Tensor, sequences: int | None = None) -> Polished:
+    def polish(
+        self, name: str, Theta: Tensor, sequences: int | None = None, rank: int | str | None = "as asked"
+    ) -> Polished:
         m = Theta.shape[0]
+        used = self.rank if rank == "as asked" else rank
         count = sequences or self.rows_for(m)
 
         def compute() -> Stage:
-            found = polish(self.source, Theta, count, rank=self.rank, generator=self.generator(name),
+            found = polish(self.source, Theta, count, rank=used, generator=self.generator(name),
+                           exact=sequences is not None,
                            limit=self.limit, report=self.report)
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
@@ -122,9 +127,9 @@ class Stages:
         """
         if self.condition is None or self.condition[0] is not best:
             m = best.Theta.shape[0]
-            problem = self.source.problem(spaced(self.source.fit, self.rows_for(m)), m, torch.float64)
-            s = torch.linalg.svdvals(evaluate(problem, best.Theta).factor)
-            self.condition = best, float(s[-1] / s[0])
+            count = min(self.rows_for(m), math.ceil(6 * (m * self.source.d + 1) / self.examples.length))
+            problem = self.source.problem(spaced(self.source.fit, count), m, torch.float64)
+            self.condition = best, _condition(evaluate(problem, best.Theta).factor)
         return self.condition[1] < tolerance
 
     # -- the end --------------------------------------------------------------------------------------------
@@ -134,17 +139,22 @@ class Stages:
         layer = self.source.frame.leave(best.Theta, best.W, best.offset, self.examples.mask)
         layer = _without_empty(layer.canonical(1e-12), max(best.held, self.floor), self.source.frame.scale)
         m = best.Theta.shape[0]
-        size = replace(self.size, rank=best.rank)
+        size = replace(self.size, rank=best.rank, out_rank=best.out_rank)
         free = max(best.equations - size.unknowns(m), 1)
         noise = best.residual * math.sqrt(best.equations / free)
         products = sum(int(event.get("products", 0)) for event in self.trace)
-        stats = {
-            "heads": layer.heads, "rank": best.rank, "held_out_error": best.held, "fitted_error": best.residual,
-            "noise": noise, "examples": len(self.examples), "held_out": len(self.source.held),
-            "used": best.sequences, "floor": size.floor(m), "unknowns": size.unknowns(m),
+        stats: dict[str, Any] = {
+            "heads": layer.heads, "rank": best.rank, "out_rank": best.out_rank,
+            "held_out_error": best.held, "fitted_error": best.residual, "noise": noise,
+            "examples": len(self.examples), "held_out": len(self.source.held), "used": best.sequences,
+            "floor": size.floor(m), "unknowns": size.unknowns(m),
             "unidentified_directions": self.examples.width - self.source.d, "products": products,
             "seconds": time.perf_counter() - self.begun,
         }
+        if best.rank is not None and best.held < 1e-6:
+            groups = [group for group in key_groups(layer) if len(group) > 1]
+            if groups:
+                stats["key_groups"] = groups
         status = self.status(best, structured, noise, size)
         return Fit(layer, status, stats, tuple(self.trace))
 
@@ -239,6 +249,19 @@ class Stages:
 
         _, info = self.stage(name, compute, best.Theta.shape[0])
         return bool(info["top_moment"] > 1.3 * info["without_relation"])
+
+
+def _condition(L: Tensor) -> float:
+    """Smallest over largest singular value of a Cholesky factor, by power and inverse iteration where it is large:
+    the Rayleigh quotients are off by a few per cent, and orders of magnitude are asked for."""
+    if len(L) <= 512:
+        s = torch.linalg.svdvals(L)
+        return float(s[-1] / s[0])
+    v = torch.randn(len(L), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(L)
+    w = v
+    for _ in range(8):
+        v, w = torch.linalg.qr(L @ (L.T @ v))[0], torch.linalg.qr(torch.cholesky_solve(w, L))[0]
+    return float((L.T @ w).norm(dim=0).min() / (L.T @ v).norm(dim=0).max())
 
 
 def polished(stage: Stage) -> Polished:

@@ -1,0 +1,154 @@
+"""Thin factors, the span's own coordinates, and what shows a rank: against dense twins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from headway import attention
+from headway.layer import AttentionLayer
+from headway.learn import polish, stages
+from headway.learn.gauss_newton import _Products, gauss_newton
+from headway.learn.shapes import Span
+from headway.learn.thin import Thin, ThinModel
+from headway.learn.unmix import InSpan, unseen
+from headway.projected import Problem, Rows, evaluate, features_of
+
+SETTINGS = {
+    "plain": {}, "causal": {"mask": "causal"}, "padded": {"padded": True}, "in two pieces": {"pieces": 2},
+    "no offset": {"offset": False}}
+
+
+def normal(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def small(seed, mask="none", padded=False, pieces=1, offset=True):
+    X, Y = normal(12, 3, 4, seed=seed), normal(12, 3, 5, seed=seed + 1)
+    padding = torch.zeros(12, 3, dtype=torch.bool)
+    if padded:
+        padding[::3, 2] = True
+    see = attention.allowed(X, mask, padding if padded else None)
+    valid = (~padding).unsqueeze(2).double() if padded else None
+    chunks = []
+    for part in torch.arange(12).chunk(pieces):
+        cut = see if see is None or len(see) == 1 else see[part]
+        v = None if valid is None else valid[part]
+        chunks.append(Rows(X[part], Y[part] if v is None else Y[part] * v, cut, v))
+    return Problem(tuple(chunks), offset)
+
+
+def dense_features(problem, Theta, V):
+    """[P_1XV_1 | … | 1] over all rows, from the features with free W."""
+    m, p = V.shape[0], V.shape[2]
+    parts = []
+    for rows in problem.chunks:
+        H = features_of(rows, Theta, False)[1].view(-1, m, V.shape[1])
+        F = torch.einsum("nmd,mdp->nmp", H, V).reshape(-1, m * p)
+        if problem.offset:
+            ones = torch.ones(len(F), 1, dtype=F.dtype) if rows.valid is None else rows.valid.reshape(-1, 1)
+            F = torch.cat([F, ones], dim=1)
+        parts.append(F)
+    return torch.cat(parts), torch.cat([rows.Y.reshape(len(F), -1) for rows, F in zip(
+        problem.chunks, parts, strict=True)])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_thin_products_against_the_dense_jacobian(name):
+    problem = small(10, **SETTINGS[name])
+    shape = Thin.of(normal(2, 5, 4, seed=12), normal(2, 4, 5, seed=13), 2, 3)
+    model = ThinModel(problem)
+    point = model.evaluate(shape)
+    H, Y = dense_features(problem, shape.theta(), shape.V)
+    best = torch.linalg.lstsq(H, Y).solution
+    assert point.loss == pytest.approx(float((Y - H @ best).square().sum()), rel=1e-9)
+    assert_close(point.W, shape.V @ best[:6].view(2, 3, 5), rtol=1e-7, atol=1e-7)
+
+    def outputs(flat):
+        moved = shape.moved(flat.view(shape.value.shape))
+        F, _ = dense_features(problem, moved.theta(), moved.V)
+        return F[:, :6] @ point.out
+
+    J = torch.autograd.functional.jacobian(outputs, torch.zeros(shape.value.numel(), dtype=torch.float64))
+    projected = J - torch.einsum("nm,mep->nep", H @ torch.linalg.pinv(H), J)
+    A = torch.einsum("nep,neq->pq", J, projected)
+    operator = model.products(point, shape, torch.float64)
+    v = normal(*shape.value.shape, seed=14)
+    assert_close(operator.curvature(v).flatten(), A @ v.flatten(), rtol=1e-8, atol=1e-8)
+    gradient = torch.einsum("nep,ne->p", J, Y - H @ best)
+    assert_close(operator.gradient(point.residuals).flatten(), gradient, rtol=1e-8, atol=1e-8)
+
+
+def test_thin_gauges_are_free_and_the_metric_inverts_itself_across_them():
+    problem = small(20)
+    shape = Thin.of(normal(2, 5, 4, seed=21), normal(2, 4, 5, seed=22), 2, 3)
+    model = ThinModel(problem)
+    operator = model.products(model.evaluate(shape), shape, torch.float64)
+    G, T = normal(2, 2, 2, seed=23), normal(2, 3, 3, seed=24)
+    gauge = torch.cat([(shape.A @ G).flatten(1), (-shape.B @ G.mT).flatten(1), (shape.V @ T).flatten(1)], dim=1)
+    assert float(operator.curvature(gauge).abs().max()) < 1e-9 * float(gauge.abs().max())
+    metric = operator.metric(torch.Generator().manual_seed(0))
+    g = normal(*shape.value.shape, seed=25)
+    step = metric.solve(g)
+    # Up to the 1e-4 by which small blocks are lifted.
+    assert_close(metric.solve(metric.apply(step)), step, rtol=0, atol=1e-2 * float(step.abs().max()))
+    assert float((step * g).sum()) > 0
+
+
+def test_a_planted_error_is_removed_in_thin_factors():
+    A, B, V, out = (normal(2, 6, 2, seed=30 + i) / 2 for i in range(4))
+    layer = AttentionLayer(A @ B.mT, V @ out.mT, offset=normal(6, seed=35))
+    X = normal(60, 5, 6, seed=36)
+    problem = Problem((Rows(X, layer(X)),))
+    shape = Thin.of(layer.Theta, layer.W, 2, 2)
+    shape = shape.moved(1e-2 * normal(*shape.value.shape, seed=37))
+    found = gauss_newton(ThinModel(problem), shape, generator=torch.Generator().manual_seed(0))
+    assert found.history[0] > 1e-4
+    assert found.reason == "floor"
+    assert_close(found.point.Theta, layer.Theta, rtol=0, atol=1e-11)
+    assert_close(found.point.W, layer.W, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_coefficients_in_a_span_are_the_shape_with_another_arithmetic(name):
+    problem = small(40, **SETTINGS[name])
+    shape = Span(normal(2, 3, seed=41), normal(3, 5, 4, seed=42))
+    model = InSpan.of(problem, shape.basis, None)
+    one, other = model.evaluate(shape), evaluate(problem, shape.theta())
+    assert one.loss == pytest.approx(other.loss, rel=1e-10)
+    v = normal(2, 3, seed=43)
+    fast, slow = model.products(one, shape, torch.float64), _Products(problem, other, shape, torch.float64)
+    assert_close(fast.curvature(v), slow.curvature(v), rtol=1e-9, atol=1e-9)
+    assert_close(fast.gradient(one.residuals), slow.gradient(other.residuals), rtol=1e-9, atol=1e-9)
+    assert unseen(one, model.problem) == pytest.approx((one.loss / problem.variation()) ** 0.5, rel=1e-9)
+    metric = fast.metric(torch.Generator().manual_seed(0))
+    assert_close(metric.solve(metric.apply(v)), v, rtol=1e-6, atol=1e-6)
+
+
+def test_combinations_of_the_labels_are_fitted_where_asked():
+    problem = small(50)
+    mix = torch.linalg.qr(normal(5, 2, seed=51))[0]
+    shape = Span(normal(2, 3, seed=52), normal(3, 5, 4, seed=53))
+    fewer = replace(problem, chunks=tuple(replace(rows, Y=rows.Y @ mix) for rows in problem.chunks))
+    found = InSpan.of(problem, shape.basis, mix).evaluate(shape)
+    assert found.loss == pytest.approx(evaluate(fewer, shape.theta()).loss, rel=1e-10)
+
+
+def test_a_rank_shows_through_noise_and_its_absence_too():
+    A, B = normal(4, 60, 8, seed=60), normal(4, 60, 8, seed=61)
+    rough = A @ B.mT / 8 + 0.05 * normal(4, 60, 60, seed=62)
+    assert polish.visible_rank(rough) == 8
+    assert polish.visible_rank(normal(4, 60, 60, seed=63)) is None
+    rough[:3] = normal(3, 60, 60, seed=64)
+    assert polish.visible_rank(rough) is None, "one head of four is no evidence"
+
+
+def test_the_condition_of_a_large_factor_is_estimated_well():
+    s = torch.logspace(0, -4, 600, dtype=torch.float64)
+    Q = torch.linalg.qr(normal(600, 600, seed=70))[0]
+    L = torch.linalg.cholesky(Q @ torch.diag(s.square()) @ Q.T)
+    assert stages._condition(L) == pytest.approx(1e-4, rel=0.1)
+    assert stages._condition(torch.diag(s[:300])) == pytest.approx(float(s[299]), rel=1e-9)
