@@ -84,8 +84,10 @@ class Examples:
     def take(self, index: Sequence[int] | Tensor | np.ndarray) -> Examples:
         """The sequences with these indices, in memory."""
         at = torch.as_tensor(_whole_index(index, len(self)), device=self.device)
-        padding = None if self.padding is None else self.padding[at]
-        return Examples(self.X[at], self.Y[at], padding, self.mask)
+        part = Examples.__new__(Examples)  # checked already, as a whole
+        part.X, part.Y, part.mask = self.X[at], self.Y[at], self.mask
+        part.padding = None if self.padding is None else self.padding[at]
+        return part
 
     def batches(self, size: int) -> Iterator[Examples]:
         """All sequences in order, ``size`` at a time, in memory one batch at a time."""

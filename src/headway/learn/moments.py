@@ -112,7 +112,8 @@ def span(
         T = _orthonormal(G.flatten(1)).view(L, d + 1, d)
         A = first.X.new_zeros(L, d, e)
         for rows, P, Y in prepared():
-            A += torch.einsum("nalp,nae->lpe", attention.tangent(P, rows.X, T.to(kind)), Y)
+            response = attention.tangent(P, rows.X, T.to(kind)).view(-1, L * d)
+            A += (response.T @ Y.reshape(-1, e)).view(L, d, e)
         U, s, Vh = torch.linalg.svd(A.flatten(1).T / N, full_matrices=False)
         V, basis = U.T.reshape(L, d, e), torch.einsum("kl,lrd->krd", Vh, T)
         moved = float((s - values).abs().max() / s.max().clamp_min(1e-30))

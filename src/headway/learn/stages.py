@@ -159,7 +159,7 @@ class Stages:
         return Fit(layer, status, stats, tuple(self.trace))
 
     def status(self, best: Polished, structured: bool, noise: float, size: Size) -> Status:
-        m, n, held = best.Theta.shape[0], self.distinct(), best.held
+        m, held = best.Theta.shape[0], best.held
         count = heads_of(m)
         numbers = {"held_out_error": held, "floor": self.floor, "heads": float(m)}
         blind = self.examples.width - self.source.d
@@ -172,6 +172,7 @@ class Stages:
         if held <= self.floor:
             return Status("recovered", f"Recovered to the floor of the arithmetic: {count}, relative error "
                           f"{held:.1e} on {len(self.source.held)} held-out sequences.{tail}", numbers)
+        n = self.distinct()
         need = math.ceil(3 * size.floor(m) / (1 - len(self.source.held) / len(self.examples)))
         if n < size.floor(m) or (held > 3 * noise and best.sequences >= n and n < 3 * size.floor(m)):
             return Status("too_few", f"Too few examples: {n} different sequences do not determine {count} "

@@ -44,9 +44,11 @@ class Unmixed:
 
 @dataclass(frozen=True)
 class SpanRows(Rows):
-    """Rows whose attention matrices are given by coefficients A (m, L); ``basis`` holds S_j, (n, k, L, k)."""
+    """Rows whose attention matrices are given by coefficients A (m, L); ``basis`` holds S_j, (n, k, L, k), and
+    ``flat`` the same numbers with j last, (n·k·k, L)."""
 
     basis: Tensor | None = None
+    flat: Tensor | None = None
 
     def patterns(self, A: Tensor) -> Tensor:
         return attention.softmax(self._scores(A), self.see)
@@ -55,8 +57,8 @@ class SpanRows(Rows):
         return attention.attend(attention.softmax_rule(P, self._scores(dA)), self.X)
 
     def cotangent(self, P: Tensor, gH: Tensor, like: Tensor) -> Tensor:
-        assert self.basis is not None
-        return torch.einsum("namb,nalb->ml", attention.score_side(P, self.X, gH), self.basis)
+        assert self.flat is not None
+        return attention.score_side(P, self.X, gH).permute(2, 0, 1, 3).reshape(len(like), -1) @ self.flat
 
     def _scores(self, A: Tensor) -> Tensor:
         assert self.basis is not None
@@ -75,7 +77,8 @@ class InSpan:
         chunks = []
         for rows in problem.chunks:
             Y = rows.Y if mix is None else rows.Y @ mix.to(rows.Y)
-            chunks.append(SpanRows(rows.X, Y, rows.see, rows.valid, attention.scores(rows.X, basis.to(rows.X))))
+            S = attention.scores(rows.X, basis.to(rows.X))
+            chunks.append(SpanRows(rows.X, Y, rows.see, rows.valid, S, S.transpose(2, 3).reshape(-1, len(basis))))
         return cls(Problem(tuple(chunks), problem.offset))
 
     @property
