@@ -19,7 +19,8 @@ ORDER = ["checks", "files", "devices", "attention", "krylov", "layer", "counting
          "learn.thin", "learn.polish", "learn.descent", "learn.stages", "learn.provable", "learn.route", "learn",
          "certify.held_out", "certify.jacobian", "certify.identify", "certify.radius", "certify.report",
          "certify", "train.network", "train.data", "train.starts", "train.descent", "train.margin",
-         "train.bounds", "train.select", "train.run", "train", "", "plot", "cli_train", "cli", "__main__"]
+         "train.bounds", "train.select", "train.run", "train", "hardness.families", "hardness.secrets",
+         "hardness", "hardness.zoo", "hardness.race", "", "plot", "cli_train", "cli_hard", "cli", "__main__"]
 
 
 def module_of(path):

@@ -1,4 +1,6 @@
-"""The command line: demo, make, learn, certify, compare, train, show. Human text on stderr, --json on stdout.
+"""The command line: demo, make, learn, certify, compare, train, hard, bench, show.
+
+Human text on stderr, --json on stdout.
 
 Exit 0: done. 1: the layer was not established (see the status). 2: bad usage or bad input.
 """
@@ -21,7 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import headway as hw
-from headway import checks, cli_train, examples, store
+from headway import checks, cli_hard, cli_train, examples, store
 from headway.files import read_tensors
 from headway.layer import load_layer, save_layer
 from headway.learn.provable import SEARCHES
@@ -33,6 +35,8 @@ OPTIONS = {"heads", "method", "search", "polish", "rank", "max_heads", "starts",
            "device"}
 err = Console(stderr=True, highlight=False)
 app.command()(cli_train.train)
+app.command()(cli_hard.hard)
+app.command()(cli_hard.bench)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ CONDITIONS = (  # name, least value, what it means to fall below
     ("head_weight", 1e-6, "a head is not needed, as when two are equal, least over largest ‖W_i‖"),
     ("norm_ratio", 1e-6, "a head is not needed, as when two are equal, least over largest ‖Θ_i‖"),
     ("gram", 1e-4, "the Θ_i are linearly dependent, least over largest eigenvalue of their Gram matrix"),
+    ("w_apart", 1e-3, "the W_i are all parallel, second over first singular value of them together"),
     ("effective_rank", 1.5, "an attention matrix is close to rank one, effective rank"),
     ("apart_from_sum", 1e-3, "a W_i is a multiple of ΣW_i, relative distance"),
 )
@@ -32,7 +33,7 @@ def measure(
     effective_rank: least ‖Θ‖_F²/‖Θ‖_op². norm_ratio, head_weight: smallest over largest norm of Θ_i and of W_i.
     head_distance: least ‖Θ_i − Θ_j‖ over the larger norm. gram: of the Θ_i scaled to one length. sum_singular,
     sum_strength: of ΣW_i, the latter against the mean square of a label row. apart_from_sum: least distance of a
-    W_i from the multiples of ΣW_i, over ‖W_i‖.
+    W_i from the multiples of ΣW_i, over ‖W_i‖. w_apart: of the W_i scaled to one length.
     """
     Theta = Theta.double()
     if total is None and W is not None:
@@ -61,6 +62,8 @@ def measure(
             V = W.double().flatten(1)
             weight = V.norm(dim=1)
             found["head_weight"] = float(weight.min() / weight.max().clamp_min(1e-300))
+            together = torch.linalg.svdvals(V / weight.clamp_min(1e-300).unsqueeze(1))
+            found["w_apart"] = float(together[1] / together[0].clamp_min(1e-300))
             along = total.double().flatten() / total.double().norm().clamp_min(1e-300)
             rest = V - torch.outer(V @ along, along)
             found["apart_from_sum"] = float((rest.norm(dim=1) / weight.clamp_min(1e-300)).min())

@@ -63,3 +63,91 @@ def plot_training(
     axis.grid(alpha=0.3, linewidth=0.4)
     axis.legend(frameon=False, fontsize=8)
     return axis
+
+
+def plot_phase(rows: Sequence[Mapping[str, Any]], learner: str, ax: Axes | None = None) -> Axes:
+    """Success of a learner over a plane: examples over the counting floor across, scale of the scores up.
+
+    ``rows`` as in results.json of ``headway bench``; every cell says successes of runs.
+    """
+    mine = [row for row in rows if row["learner"] == learner]
+    if not mine:
+        checks.refuse("learner", "one with results", repr(learner), "headway bench FOLDER --suite floor")
+    across, up = "examples over the floor", "scale"
+    xs, ys = (sorted({row["where"][name] for row in mine}) for name in (across, up))
+    axis = _axis(ax)
+    for i, y in enumerate(ys):
+        for j, x in enumerate(xs):
+            cell = [row["success"] for row in mine if row["where"][across] == x and row["where"][up] == y]
+            if not cell:
+                continue
+            part = sum(cell) / len(cell)
+            axis.add_patch(_square(j, i, part))
+            axis.text(j, i, f"{sum(cell)}/{len(cell)}", ha="center", va="center", fontsize=8,
+                      color="white" if part > 0.5 else "black")
+    axis.set_xlim(-0.5, len(xs) - 0.5)
+    axis.set_ylim(-0.5, len(ys) - 0.5)
+    axis.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+    axis.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+    axis.set_xlabel(across)
+    axis.set_ylabel("deviation of the scores")
+    axis.set_title(learner, fontsize=10)
+    return axis
+
+
+def _square(j: int, i: int, part: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    light, dark = (0.93, 0.93, 0.93), (0.0, 0.27, 0.55)
+    colour = tuple(a + part * (b - a) for a, b in zip(light, dark, strict=True))
+    return Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=colour, edgecolor="white")
+
+
+def plot_dial(rows: Sequence[Mapping[str, Any]], dial: str, ax: Axes | None = None) -> Axes:
+    """Part of the runs that succeed against a dial, a line for each learner."""
+    axis = _axis(ax)
+    for j, (learner, xs, groups) in enumerate(_along(rows, dial)):
+        part = [sum(row["success"] for row in group) / len(group) for group in groups]
+        # Lines that coincide stay visible: each is moved by a little.
+        axis.plot(xs, [p - 0.012 * j for p in part], marker="os^Dv"[j % 5], color=COLOURS[j % len(COLOURS)],
+                  label=learner, markersize=4, linewidth=1.2)
+    axis.set_ylim(-0.12, 1.08)
+    axis.set_xlabel(dial)
+    axis.set_ylabel("success")
+    axis.grid(alpha=0.3, linewidth=0.4)
+    axis.legend(frameon=False, fontsize=7)
+    return axis
+
+
+def plot_cost(rows: Sequence[Mapping[str, Any]], dial: str, ax: Axes | None = None) -> Axes:
+    """Median seconds of a run against a dial, a line for each learner; hollow where fewer than half succeed."""
+    axis = _axis(ax)
+    for j, (learner, xs, groups) in enumerate(_along(rows, dial)):
+        colour = COLOURS[j % len(COLOURS)]
+        seconds = [sorted(row["seconds"] for row in group)[len(group) // 2] for group in groups]
+        axis.plot(xs, seconds, color=colour, label=learner, linewidth=1.2)
+        for x, y, group in zip(xs, seconds, groups, strict=True):
+            won = 2 * sum(row["success"] for row in group) >= len(group)
+            axis.plot([x], [y], marker="os^Dv"[j % 5], markersize=5, color=colour,
+                      markerfacecolor=colour if won else "white")
+    axis.set_yscale("log")
+    axis.set_xlabel(dial)
+    axis.set_ylabel("seconds")
+    axis.grid(alpha=0.3, linewidth=0.4)
+    axis.legend(frameon=False, fontsize=7)
+    return axis
+
+
+def _along(
+    rows: Sequence[Mapping[str, Any]], dial: str
+) -> list[tuple[str, list[float], list[list[Mapping[str, Any]]]]]:
+    """(learner, settings of the dial, rows at each)."""
+    mine = [row for row in rows if dial in row.get("where", {})]
+    if not mine:
+        checks.refuse("dial", "one that the rows have", repr(dial), "headway bench FOLDER --suite dials")
+    found = []
+    for learner in dict.fromkeys(row["learner"] for row in mine):
+        here = [row for row in mine if row["learner"] == learner]
+        xs = sorted({row["where"][dial] for row in here})
+        found.append((learner, xs, [[row for row in here if row["where"][dial] == x] for x in xs]))
+    return found

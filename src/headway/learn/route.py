@@ -9,6 +9,7 @@ step is a stage (stages.py).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,7 +24,7 @@ from headway.convert import as_function
 from headway.examples import Examples, ask
 from headway.layer import AttentionLayer
 from headway.learn import moments
-from headway.learn.descent import descend
+from headway.learn.descent import descend, lbfgs
 from headway.learn.gauss_newton import Free, gauss_newton
 from headway.learn.polish import Polished
 from headway.learn.provable import SEARCHES, Provable
@@ -36,7 +37,7 @@ from headway.projected import Problem, Rows, evaluate
 from headway.results import Fit, NotLearnedError
 from headway.store import Run, Stage
 
-METHODS = ("moments", "sculpt", "descent")
+METHODS = ("moments", "starts", "sculpt", "descent", "lbfgs")
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 
@@ -72,8 +73,9 @@ def learn(
     (``fit.stats["floor"]``), heads that differ. Tokens need not be white: mean and covariance are removed first.
 
     heads: "auto" finds the count. method: "moments" (span, unmix, polish; straight to Gauss–Newton from
-    random starts when examples are few), "sculpt" (the first paper's algorithm, for 2 to 8 white tokens and
-    many examples) or "descent" (Adam, the baseline; needs ``heads``). rank: "auto" uses
+    random starts when examples are few), "starts" (random starts in any case), "sculpt" (the first paper's
+    algorithm, for 2 to 8 white tokens and many examples), or the baselines "descent" (Adam) and "lbfgs", which need
+    ``heads`` and, given ``seconds``, use them all. rank: "auto" uses
     a low rank of the Θ_i where it shows, an int imposes it, None never. starts: random starts tried before
     giving up. limit: Gauss–Newton iterations in one solve. seconds: stop after about this long with the best fit so
     far (what a resumed run finds then depends on the clock). A tenth of the examples (2,000 at most) is held out
@@ -122,7 +124,8 @@ def learn(
         fit = sculpting.sculpt()
     else:
         route = _Moments(*settings)
-        fit = route.descent() if method == "descent" else route.moments()
+        route.starting = method == "starts"
+        fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
     if run is not None:
         run.finish(fit)
     if strict and not fit.status.ok:
@@ -152,6 +155,7 @@ class _Moments(Stages):
     """Span by moments, unmix, polish; more and fewer heads."""
 
     basis: Tensor | None = None
+    starting: bool = False  # no moments: random starts only
     rest: tuple[int, Tensor] | None = None  # of a wide layer, what stood out from the residual the last time
 
     @property
@@ -376,7 +380,7 @@ class _Moments(Stages):
             return self.close(self.restart(1, range(1)), False)
         guess = 1
         # Below about 4 d² rows the noise floor of the moments hides the heads.
-        if n * k >= 4 * d * d:
+        if n * k >= 4 * d * d and not self.starting:
             guess, self.basis, _ = self.find_span()
         if isinstance(self.heads, int):
             best, structured = self._given(self.heads)
@@ -414,7 +418,9 @@ class _Moments(Stages):
                 best = self.polish(f"settle-{here}", best.Theta, n)
                 structured = best.held > self.floor and self.leftover(best, f"leftover-{here}-all")
             tried += 1
-            if not structured or misses > 1 or not self._within(tried):
+            # Too few examples for moments show no structure either: look further before calling it noise.
+            blind = self.basis is None and best.held > NEAR
+            if not (structured or blind) or misses > (3 if blind else 1) or not self._within(tried):
                 break
             more: Polished | None = None
             if self.wide or (self.basis is not None and tried == best.Theta.shape[0] + 1):
@@ -451,16 +457,23 @@ class _Moments(Stages):
         """Further random starts, fewer of them where one is dear."""
         return range(self.starts, self.starts + max(2, min(2 * self.starts, 2000 // (m * self.source.d))))
 
-    def descent(self) -> Fit:
+    def descent(self, method: str) -> Fit:
         if not isinstance(self.heads, int):
-            checks.refuse("heads", "a whole number with method='descent'", repr(self.heads),
+            checks.refuse("heads", f"a whole number with method={method!r}", repr(self.heads),
                           "method='moments', which finds the count, or heads=4")
         assert isinstance(self.heads, int)
-        m = self.heads
+        m, draw = self.heads, self.generator(method)
+        left = None if self.deadline == math.inf else max(self.deadline - time.perf_counter(), 0.1)
+        self.deadline = math.inf  # the baselines keep their own time
 
         def compute() -> Stage:
-            found = descend(self.source, m, seed=self.generator("descent"), report=self.report)
+            if method == "lbfgs":
+                found = lbfgs(self.source, m, seed=draw, sequences=2 * self.rows_for(m), seconds=left,
+                              report=self.report)
+            else:
+                target = 0.0 if left is None else 1e-6
+                found = descend(self.source, m, seed=draw, seconds=left, target=target, report=self.report)
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
-        return self.close(polished(self.stage("descent", compute, m)), False)
+        return self.close(polished(self.stage(method, compute, m)), False)
