@@ -34,7 +34,7 @@ def test_the_ten_lines_run(capsys):
     assert names["cert"]["held-out quantile"].holds == "yes"
 
 
-@pytest.mark.parametrize("page", ["sculpting", "certificates", "training"])
+@pytest.mark.parametrize("page", ["sculpting", "certificates", "training", "hardness"])
 def test_the_code_on_a_page_runs(page, capsys):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
@@ -45,6 +45,8 @@ def test_the_code_on_a_page_runs(page, capsys):
         assert names["event"]["sum_error"] < 1e-2
     if page == "certificates":
         assert names["certificate"]["distance to the truth"].holds == "yes"
+    if page == "hardness":
+        assert names["certificate"]["non-degeneracy"].holds == "no"
     if page == "training":
         assert names["done"].path.columns["loss"][-1] < names["done"].path.columns["loss"][0]
 
@@ -53,7 +55,7 @@ def test_the_shell_lines_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [line.split("#")[0].strip() for block in blocks("") for line in block.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("headway ")]
-    assert [words[0] for words in commands] == ["make", "learn", "learn", "show", "compare", "train"]
+    assert [words[0] for words in commands] == ["make", "learn", "learn", "show", "compare", "train", "hard"]
     for words in commands:
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, (words, result.output)
