@@ -8,7 +8,7 @@ import torch
 import headway as hw
 from common import record, timed
 from headway import attention
-from headway.learn.gauss_newton import gauss_newton
+from headway.learn.gauss_newton import Free, gauss_newton
 from headway.learn.shapes import Full
 from headway.projected import Problem, Rows
 
@@ -19,7 +19,7 @@ def optimum(layer: hw.AttentionLayer, data: hw.Examples) -> hw.AttentionLayer:
     """Least squares on all examples, started at the truth, with the same unknowns as the learner."""
     start = attention.augment(layer.Theta, torch.zeros(layer.heads, layer.width, dtype=torch.float64))
     problem = Problem((Rows(data.X.double(), data.Y),))
-    found = gauss_newton(problem, Full(start), generator=torch.Generator().manual_seed(0)).point
+    found = gauss_newton(Free(problem), Full(start), generator=torch.Generator().manual_seed(0)).point
     Theta, u = attention.split(found.Theta)
     return hw.AttentionLayer(Theta, found.W, u, found.offset)
 

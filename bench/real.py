@@ -77,7 +77,10 @@ def main() -> None:
     words.add_argument("--trace", action="store_true")
     asked = words.parse_args()
     path = model_folder(asked.model) / "model.safetensors"
-    name = "real" if asked.device == "cuda" else "real_cpu"
+    name = "real_cpu" if asked.device == "cpu" else "real"
+    command = f"python bench/real.py --device {asked.device}" + (
+        "" if len(asked.layers) == 6 else f" --layers {' '.join(map(str, asked.layers))}") + (
+        "" if asked.adam else " --adam 0")
     rows = []
     for number in asked.layers:
         layer = hw.from_checkpoint(path, number, heads=12).to(asked.device)
@@ -101,7 +104,7 @@ def main() -> None:
             write_tensors(asked.keep / f"layer-{number}.safetensors", {
                 **vars(fit.factors), "offset": fit.layer.offset}, {})
         whole = [row for row in rows if row["heads within 1e-6"] == 12]
-        record(name, f"python bench/real.py --device {asked.device}", {
+        record(name, command, {
             "layers": len(rows), "recovered to 1e-6": len(whole),
             "slowest of those, s": max((row["seconds"] for row in whole), default=None)}, rows)
 

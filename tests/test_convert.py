@@ -192,6 +192,21 @@ def test_black_boxes_that_are_none_are_refused(refused):
     dropping = nn.MultiheadAttention(8, 2, dropout=0.5, dtype=torch.float64)
     with refused("oracle", "module.eval()"):
         hw.learn(oracle=dropping)
+    with refused("width"):
+        hw.learn(oracle=layer, width="64")
+    with refused("count"):
+        hw.learn(oracle=layer, width=4, count=0)
+    with refused("law"):
+        hw.learn(oracle=layer, law=[[1.0, 2.0], [3.0]])
+    with refused("module", "kdim 4"):
+        hw.learn(oracle=nn.MultiheadAttention(8, 2, kdim=4, vdim=4, dtype=torch.float64))
+
+
+def test_a_causal_module_is_asked_with_its_mask():
+    module = attention(9, width=8, heads=2)
+    fit = hw.learn(oracle=module, heads=2, length=6, mask="causal")
+    assert fit.status.kind == "recovered"
+    torch.testing.assert_close(fit.layer(X[..., :8]), outputs(module, X[..., :8], causal=True), rtol=0, atol=1e-9)
 
 
 def test_learned_heads_come_factored_and_shared_keys_are_seen():

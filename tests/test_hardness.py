@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_the_zoo_has_distinct_names_and_buildable_layers():
     for suite in SUITES:
         for one in instances(suite, quick=True):
             layer = one.build(0)
-            data = one.examples(layer, 1, 20)
+            data = one.examples(layer, 0, 20)
             assert (len(data), data.length, data.width) == (20, one.length, layer.width)
             assert {one.name} <= {other.name for other in instances(suite)} | {one.name}
     few = next(one for one in zoo() if one.name == "few")
@@ -158,18 +159,37 @@ def test_a_race_goes_on_where_it_stopped_and_its_table_tells(tmp_path):
 
 
 def test_a_run_that_fails_or_hangs_is_a_row(tmp_path, monkeypatch):
-    task = race.Task("heads", "heads-1", "moments", 0, 1.0)
+    task, stop = race.Task("dials", "weak-1", "moments", 0, 0.1), threading.Event()
     monkeypatch.setattr(race.sys, "executable", "/bin/false")
-    assert race._apart(task)["status"] == "failed"
-
-    def hang(*words, **more):
-        raise subprocess.TimeoutExpired(words[0], more["timeout"])
-
-    monkeypatch.setattr(race.subprocess, "run", hang)
-    row = race._apart(task)
+    row = race._apart(task, stop)
+    assert row["status"] == "failed"
+    assert row["where"] == {"weak": 1.0}
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(race.sys, "executable", str(sleeper))
+    monkeypatch.setattr(race, "SLACK", 0.0)
+    row = race._apart(task, stop)
     assert (row["status"], row["success"]) == ("stopped", False)
-    race.write_json(tmp_path / "one.json", row)
     assert "0/1, lost" in race.table([row])
+    stop.set()
+    assert race._apart(task, stop) is None, "an interrupted run leaves nothing behind"
+
+
+def test_another_budget_is_another_run(tmp_path):
+    path, task = tmp_path / "x.json", race.Task("zoo", "generic", "moments", 0, 5.0)
+    assert not race._done(path, task)
+    path.write_text(json.dumps({"budget": 5.0, "zoo": race.VERSION}))
+    assert race._done(path, task)
+    path.write_text(json.dumps({"budget": 8.0, "zoo": race.VERSION}))
+    assert not race._done(path, task)
+
+
+def test_crowded_heads_are_new_ones_for_every_seed():
+    layers = [family("crowded", 1.0, seed=seed) for seed in (0, 1, 3)]
+    every = torch.cat([layer.Theta.flatten(1) for layer in layers])
+    apart = torch.cdist(every, every) + 100 * torch.eye(len(every), dtype=torch.float64)
+    assert float(apart.min()) > 0.5
 
 
 def test_the_commands(tmp_path):

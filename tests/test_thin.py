@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import headway as hw
 from headway import attention
 from headway.layer import AttentionLayer
-from headway.learn import polish, stages
+from headway.learn import moments, polish, route, stages
+from headway.learn import unmix as unmix_module
 from headway.learn.gauss_newton import _Products, gauss_newton
 from headway.learn.shapes import Span
 from headway.learn.thin import Thin, ThinModel
@@ -144,6 +146,7 @@ def test_a_rank_shows_through_noise_and_its_absence_too():
     assert polish.visible_rank(normal(4, 60, 60, seed=63)) is None
     rough[:3] = normal(3, 60, 60, seed=64)
     assert polish.visible_rank(rough) is None, "one head of four is no evidence"
+    assert polish.visible_rank(normal(4, 60, 1, seed=65)) is None, "one output has no rank to show"
 
 
 def test_the_condition_of_a_large_factor_is_estimated_well():
@@ -152,3 +155,90 @@ def test_the_condition_of_a_large_factor_is_estimated_well():
     L = torch.linalg.cholesky(Q @ torch.diag(s.square()) @ Q.T)
     assert stages._condition(L) == pytest.approx(1e-4, rel=0.1)
     assert stages._condition(torch.diag(s[:300])) == pytest.approx(float(s[299]), rel=1e-9)
+
+
+def low(m, d, e, q, seed):
+    return normal(m, d, q, seed=seed) @ normal(m, q, e, seed=seed + 1) / (q * d) ** 0.5
+
+
+@pytest.mark.parametrize("heads", [2, "auto"])
+def test_one_large_direction_is_no_rank(heads):
+    """A key bias makes one large singular value of [Θ; u]; a low rank of W alone is not enough either."""
+    Theta = normal(2, 64, 64, seed=80)
+    Theta = 2 * Theta / Theta.flatten(1).norm(dim=1).view(2, 1, 1)
+    u = torch.nn.functional.normalize(normal(2, 64, seed=81), dim=1)
+    layer = AttentionLayer(Theta, low(2, 64, 64, 8, 82), u)
+    fit = hw.learn(hw.draw(layer, count=3000, length=16, seed=83), heads)
+    assert fit.status.kind == "recovered"
+    assert hw.match(fit.layer, layer).worst < 1e-9
+
+
+def test_ranks_are_counted_at_the_end(monkeypatch):
+    monkeypatch.setattr(polish, "EARLY", 8)
+    layer = AttentionLayer(2 * low(2, 16, 16, 3, 88), low(2, 16, 16, 3, 90))
+    fit = hw.learn(hw.draw(layer, count=3000, length=8, seed=92))
+    assert fit.status.kind == "recovered"
+    assert (fit.stats["rank"], fit.stats["out_rank"]) == (3, 3)
+    assert fit.factors.query.shape[2] == fit.factors.value.shape[2] == 3
+    assert_close(fit.factors.value @ fit.factors.out, fit.layer.W, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_a_head_below_the_count_is_found_in_the_residual(monkeypatch, mask):
+    """The path of wide layers at a small width: the first count is one short, and the rest shows the head."""
+    for module in (route, unmix_module):
+        monkeypatch.setattr(module, "WIDE", 16)
+    monkeypatch.setattr(polish, "EARLY", 16)
+    layer = AttentionLayer(2 * low(3, 16, 16, 3, 100), low(3, 16, 16, 4, 102), mask=mask)
+    honest = route._Moments.find_span
+
+    def short(self, name="span", taken=None):
+        m, basis, ratio = honest(self, name, taken)
+        return (2 if name == "span" else m), basis, ratio
+
+    monkeypatch.setattr(route._Moments, "find_span", short)
+    fit = hw.learn(hw.draw(layer, count=4000, length=8, seed=104))
+    assert any(event["stage"].startswith("grow-2-") for event in fit.trace)
+    assert fit.status.kind == "recovered"
+    assert hw.match(fit.layer, layer).worst < 1e-9
+
+
+def test_heads_that_are_given_are_never_exceeded(monkeypatch):
+    for module in (route, unmix_module):
+        monkeypatch.setattr(module, "WIDE", 16)
+    layer = AttentionLayer.random(heads=5, width=16, seed=2)
+    fit = hw.learn(hw.draw(layer, count=3000, length=8, seed=3), heads=2, seconds=6)
+    assert fit.layer.heads <= 2
+    assert not fit.status.ok
+
+
+def test_a_linear_residual_leaves_a_span_to_look_at():
+    draw = torch.Generator().manual_seed(110)
+    X = (2 * torch.randint(2, (60, 8, 256), generator=draw) - 1).float()
+    Y = X.mean(1, keepdim=True).expand_as(X) @ torch.randn(256, 256, generator=draw)
+    found = moments.span(lambda: [Rows(X, Y)], 4, generator=draw, half=True)
+    assert found.explained > 1 - 1e-6
+    assert bool(found.values.isfinite().all())
+
+
+def test_much_padding_is_no_lack_of_examples():
+    layer = AttentionLayer.random(heads=2, width=12, seed=5)
+    draw = torch.Generator().manual_seed(6)
+    Xs = [torch.randn(int(k), 12, generator=draw, dtype=torch.float64) for k in torch.randint(2, 20, (600,),
+                                                                                             generator=draw)]
+    Xs[0] = torch.randn(128, 12, generator=draw, dtype=torch.float64)
+    fit = hw.learn(hw.Examples.pad(Xs, [layer(X) for X in Xs]), 2)
+    assert fit.status.kind == "recovered"
+    assert not any(event["stage"].startswith("spare") for event in fit.trace)
+
+
+@pytest.mark.parametrize("method", ["descent", "lbfgs"])
+def test_baselines_measure_padded_rows_as_rows(method):
+    layer = AttentionLayer.random(heads=1, width=6, seed=7)
+    draw = torch.Generator().manual_seed(8)
+    Xs = [torch.randn(int(k), 6, generator=draw, dtype=torch.float64) for k in torch.randint(2, 12, (300,),
+                                                                                            generator=draw)]
+    Ys = [layer(X) for X in Xs]
+    Ys = [Y + 0.1 * torch.randn(Y.shape, generator=draw, dtype=torch.float64) for Y in Ys]
+    fit = hw.learn(hw.Examples.pad(Xs, Ys), 1, method, seconds=3)
+    assert fit.stats["fitted_error"] == pytest.approx(fit.stats["held_out_error"], rel=0.4)

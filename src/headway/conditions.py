@@ -63,7 +63,7 @@ def measure(
             weight = V.norm(dim=1)
             found["head_weight"] = float(weight.min() / weight.max().clamp_min(1e-300))
             together = torch.linalg.svdvals(V / weight.clamp_min(1e-300).unsqueeze(1))
-            found["w_apart"] = float(together[1] / together[0].clamp_min(1e-300))
+            found["w_apart"] = float(together[1] / together[0].clamp_min(1e-300)) if len(together) > 1 else 0.0
             along = total.double().flatten() / total.double().norm().clamp_min(1e-300)
             rest = V - torch.outer(V @ along, along)
             found["apart_from_sum"] = float((rest.norm(dim=1) / weight.clamp_min(1e-300)).min())

@@ -106,11 +106,16 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> AttentionLayer:
                         value_bias=b[2], out_bias=None if out.bias is None else out.bias.detach(), causal=causal)
 
 
-def as_function(module: nn.MultiheadAttention) -> Callable[[Tensor], Tensor]:
+def as_function(module: nn.MultiheadAttention, causal: bool = False) -> Callable[[Tensor], Tensor]:
     """X ↦ the module's self-attention on X (n, k, d), whatever its ``batch_first``."""
+    if not module._qkv_same_embed_dim:
+        checks.refuse("module", "keys and values of the tokens' width", f"kdim {module.kdim}, vdim {module.vdim}",
+                      "self-attention")
+
     def answer(X: Tensor) -> Tensor:
         Z = X if module.batch_first else X.transpose(0, 1)
-        Y: Tensor = module(Z, Z, Z, need_weights=False)[0]
+        hidden = torch.ones(X.shape[1], X.shape[1], dtype=torch.bool, device=X.device).triu(1) if causal else None
+        Y: Tensor = module(Z, Z, Z, need_weights=False, attn_mask=hidden)[0]
         return Y if module.batch_first else Y.transpose(0, 1)
 
     return answer

@@ -14,12 +14,12 @@ import torch
 from headway import checks
 from headway.layer import AttentionLayer
 
-Turn = Callable[[AttentionLayer, float], AttentionLayer]
+Turn = Callable[[AttentionLayer, float, int], AttentionLayer]
 
 
 @dataclass(frozen=True)
 class Family:
-    """``turn(layer, t)`` at t = 0 is a generic layer; ``dials`` are the settings worth looking at."""
+    """``turn(layer, t, seed)`` at t = 0 is a generic layer; ``dials`` are the settings worth looking at."""
 
     name: str
     what: str
@@ -27,30 +27,30 @@ class Family:
     dials: tuple[float, ...]
 
 
-def _equal(layer: AttentionLayer, t: float) -> AttentionLayer:
+def _equal(layer: AttentionLayer, t: float, seed: int) -> AttentionLayer:
     Theta = layer.Theta.clone()
     Theta[1] = Theta[0] + 10.0**-t * (Theta[1] - Theta[0])
     return replace(layer, Theta=Theta)
 
 
-def _cancelling(layer: AttentionLayer, t: float) -> AttentionLayer:
+def _cancelling(layer: AttentionLayer, t: float, seed: int) -> AttentionLayer:
     mean = layer.W.mean(0, keepdim=True)
     return replace(layer, W=layer.W - (1 - 10.0**-t) * mean)
 
 
-def _weak(layer: AttentionLayer, t: float) -> AttentionLayer:
+def _weak(layer: AttentionLayer, t: float, seed: int) -> AttentionLayer:
     W = layer.W.clone()
     W[-1] *= 10.0**-t
     return replace(layer, W=W)
 
 
-def _quiet(layer: AttentionLayer, t: float) -> AttentionLayer:
+def _quiet(layer: AttentionLayer, t: float, seed: int) -> AttentionLayer:
     Theta = layer.Theta.clone()
     Theta[-1] *= 10.0**-t
     return replace(layer, Theta=Theta)
 
 
-def _rank_one(layer: AttentionLayer, t: float) -> AttentionLayer:
+def _rank_one(layer: AttentionLayer, t: float, seed: int) -> AttentionLayer:
     U, s, Vh = torch.linalg.svd(layer.Theta)
     shrunk = s.clone()
     shrunk[:, 1:] *= 10.0**-t
@@ -58,21 +58,18 @@ def _rank_one(layer: AttentionLayer, t: float) -> AttentionLayer:
     return replace(layer, Theta=(U * shrunk.unsqueeze(1)) @ Vh)
 
 
-def _saturated(layer: AttentionLayer, t: float) -> AttentionLayer:
+def _saturated(layer: AttentionLayer, t: float, seed: int) -> AttentionLayer:
     return replace(layer, Theta=layer.Theta * 2.0**t)
 
 
-def _crowded(layer: AttentionLayer, t: float) -> AttentionLayer:
+def _crowded(layer: AttentionLayer, t: float, seed: int) -> AttentionLayer:
     """t times as many further heads as there are."""
     more = round(t * layer.heads)
     if not more:
         return layer
-    draw = torch.Generator().manual_seed(layer.heads)
-    scale = float(layer.Theta[0].norm())
-    Theta = torch.randn(more, layer.width, layer.width, generator=draw, dtype=torch.float64)
-    Theta = scale * Theta / Theta.flatten(1).norm(dim=1).view(-1, 1, 1)
-    W = torch.randn(more, layer.width, layer.out_width, generator=draw, dtype=torch.float64) / layer.width**0.5
-    return replace(layer, Theta=torch.cat([layer.Theta, Theta]), W=torch.cat([layer.W, W]))
+    others = AttentionLayer.random(heads=more, width=layer.width, scale=float(layer.Theta[0].norm()),
+                                   seed=10_000 + seed)
+    return replace(layer, Theta=torch.cat([layer.Theta, others.Theta]), W=torch.cat([layer.W, others.W]))
 
 
 FAMILIES = {family.name: family for family in (
@@ -99,4 +96,4 @@ def family(
     if checks.whole("heads", heads) < 2 and name == "equal":
         checks.refuse("heads", "at least 2 for heads that approach each other", heads, "heads=2")
     layer = AttentionLayer.random(heads=heads, width=width, scale=scale, seed=seed)
-    return FAMILIES[name].turn(layer, checks.number("dial", dial))
+    return FAMILIES[name].turn(layer, checks.number("dial", dial), seed)

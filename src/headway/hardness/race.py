@@ -13,8 +13,9 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ LEARNERS = {  # name: method of learn(), whether it is told the head count
     "moments": ("moments", False), "starts": ("starts", True), "sculpt": ("sculpt", True),
     "adam": ("descent", True), "lbfgs": ("lbfgs", True)}
 FRESH = 500  # sequences the function is judged on
-SLACK = 30.0  # seconds beyond the budget after which a process is stopped
+SLACK = 30.0  # seconds beyond twice the budget after which a process is stopped
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,14 @@ def tasks(
 
 def run(task: Task) -> dict[str, Any]:
     """One learner on one instance, in this process."""
-    instance = next(one for one in instances(task.suite) + instances(task.suite, True) if one.name == task.instance)
+    instance = _named(task)
     truth = instance.build(task.seed)
-    data = instance.examples(truth, 2 * task.seed + 1)
+    data = instance.examples(truth, task.seed)
     method, told = LEARNERS[task.learner]
     begun = time.perf_counter()
     fit = learn(data, truth.heads if told else "auto", method, seconds=task.seconds, seed=task.seed)
     spent = time.perf_counter() - begun
-    fresh = instance.examples(truth, 2 * task.seed + 2, FRESH)
+    fresh = instance.examples(truth, task.seed, FRESH)
     Y = truth(fresh.X)  # without noise
     wrong = float((fit.layer(fresh.X) - Y).norm() / (Y - Y.mean((0, 1))).norm())
     found = match(fit.layer, truth)
@@ -82,54 +83,80 @@ def run(task: Task) -> dict[str, Any]:
     right = worst <= instance.tolerance and not found.excess if instance.judged == "heads" else (
         wrong <= instance.tolerance)
     return {
-        "suite": task.suite, "instance": task.instance, "learner": task.learner, "seed": task.seed,
-        "budget": task.seconds, "zoo": VERSION, "where": dict(instance.where),
-        "identifiable": instance.identifiable, "judged": instance.judged, "success": bool(right),
-        "status": fit.status.kind, "heads": truth.heads,
+        **_head(task, instance), "success": bool(right), "status": fit.status.kind, "heads": truth.heads,
         "heads_found": fit.layer.heads, "heads_right": sum(e <= instance.tolerance for e in pairs),
         "worst_head_error": worst if math.isfinite(worst) else None, "function_error": wrong,
         "examples": len(data), "examples_used": fit.stats["used"], "seconds": spent,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
+def _named(task: Task) -> Instance:
+    return next(one for one in instances(task.suite) + instances(task.suite, True) if one.name == task.instance)
+
+
+def _head(task: Task, instance: Instance) -> dict[str, Any]:
+    return {"suite": task.suite, "instance": task.instance, "learner": task.learner, "seed": task.seed,
+            "budget": task.seconds, "zoo": VERSION, "where": dict(instance.where),
+            "identifiable": instance.identifiable, "judged": instance.judged}
+
+
 def race(
     folder: Path, todo: Sequence[Task], workers: int = 2, report: Callable[[Mapping[str, Any]], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Run what is not done yet, ``workers`` at a time with one thread each; every result of the folder."""
+    """Run what is not done yet (with this budget and version), ``workers`` at a time with one thread each; every
+    result of the folder."""
     runs = folder / "runs"
     runs.mkdir(parents=True, exist_ok=True)
-    missing = [task for task in todo if not (runs / f"{task.name}.json").exists()]
+    stop = threading.Event()
 
-    def one(task: Task) -> dict[str, Any]:
-        result = _apart(task)
-        write_json(runs / f"{task.name}.json", result)
+    def one(task: Task) -> dict[str, Any] | None:
+        result = _apart(task, stop)
+        if result is not None:
+            write_json(runs / f"{task.name}.json", result)
         return result
 
     with ThreadPoolExecutor(checks.whole("workers", workers)) as pool:
-        waiting = [pool.submit(one, task) for task in missing]
+        waiting = [pool.submit(one, task) for task in todo if not _done(runs / f"{task.name}.json", task)]
         try:
             for future in as_completed(waiting):
-                if report is not None:
-                    report(future.result())
+                result = future.result()
+                if report is not None and result is not None:
+                    report(result)
         except BaseException:
+            stop.set()  # running ones are ended and leave no result behind
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return results(folder)
 
 
-def _apart(task: Task) -> dict[str, Any]:
-    """``run`` in a process of its own: its memory is its own, and it can be stopped."""
-    plain = {"suite": task.suite, "instance": task.instance, "learner": task.learner, "seed": task.seed,
-             "budget": task.seconds, "zoo": VERSION, "success": False}
+def _done(path: Path, task: Task) -> bool:
+    if not path.exists():
+        return False
+    row = json.loads(path.read_text())
+    return bool(row["budget"] == task.seconds and row["zoo"] == VERSION)
+
+
+def _apart(task: Task, stop: threading.Event) -> dict[str, Any] | None:
+    """``run`` in a process of its own: its memory is its own, and it can be ended. None if ``stop`` came first."""
+    plain = {**_head(task, _named(task)), "success": False}
     command = [sys.executable, "-m", "headway.hardness.race", json.dumps(vars(task))]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * task.seconds + SLACK,
-                              check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    except subprocess.TimeoutExpired:
-        return {**plain, "status": "stopped", "seconds": 2 * task.seconds + SLACK}
-    if done.returncode:
-        return {**plain, "status": "failed", "reason": (done.stderr.strip().splitlines() or ["no word"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout)
+    begun = time.perf_counter()
+    # A session of its own: an interrupt from the keyboard is for the race, which decides what becomes of its runs.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        while True:
+            try:
+                out, told = process.communicate(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                spent = time.perf_counter() - begun
+                if stop.is_set() or spent > 2 * task.seconds + SLACK:
+                    process.kill()
+                    process.communicate()
+                    return None if stop.is_set() else {**plain, "status": "stopped", "seconds": spent}
+    if process.returncode:
+        return {**plain, "status": "failed", "reason": (told.strip().splitlines() or ["no word"])[-1]}
+    found: dict[str, Any] = json.loads(out)
     return found
 
 
@@ -139,15 +166,6 @@ def results(folder: Path) -> list[dict[str, Any]]:
     if not files:
         checks.refuse("folder", "a race with results", f"{folder}, which has none", "headway bench FOLDER")
     return [json.loads(path.read_text()) for path in files]
-
-
-def rates(rows: Sequence[Mapping[str, Any]], by: str) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
-    """(value of ``by``, learner, rows), in order of appearance."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((str(row[by]), str(row["learner"])), []).append(row)
-    for (value, learner), found in groups.items():
-        yield value, learner, found
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

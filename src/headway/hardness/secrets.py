@@ -20,7 +20,8 @@ from torch import Tensor
 from headway import checks
 from headway.layer import AttentionLayer
 
-BETA = 20.0  # scores of ±β at least: patterns are 0 or 1 to 1e-17
+BETA = 20.0  # scores differ by β at least: patterns are 0 or 1 to 2e-9
+MOST = 1_000_000  # values of an inner product that are looked at for steps
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,14 @@ def rounding(numbers: int, modulus: int, levels: int = 2, *, beta: float = BETA,
     p = checks.whole("levels", levels, 2)
     b = q.bit_length() - 1
     if q != 1 << b or p > q:
-        checks.refuse("modulus", "a power of two, at least the levels", q, f"modulus={1 << max(b, 1)}")
+        checks.refuse("modulus", f"a power of two, at least the {p} levels", q,
+                      f"modulus={1 << max(b, (p - 1).bit_length(), 1)}")
     w = np.random.default_rng(checks.whole("seed", seed, 0)).integers(1, q, n)
     v = torch.zeros(n * b + 3, dtype=torch.float64)
     v[3:] = torch.tensor([float(w[j] << t) for j in range(n) for t in range(b)], dtype=torch.float64)
     reach = int(v.sum())
+    if 2 * reach > MOST:
+        checks.refuse("modulus", f"inner products of at most {MOST:,} values", f"{2 * reach + 1:,}", "modulus=16")
     levels_at = [rounded(value, q, p) for value in range(-reach, reach + 1)]
     jumps = [(value, after - before) for value, before, after in zip(
         range(-reach + 1, reach + 1), levels_at, levels_at[1:], strict=False) if after != before]
@@ -133,8 +137,8 @@ def rounding_output(secret: Secret, X: Tensor, modulus: int, levels: int = 2) ->
 
 @dataclass(frozen=True)
 class Seen:
-    """The largest correlation of a label with a product of at most ``degree`` tokens' entries, beside what chance
-    would show among as many."""
+    """The largest correlation of a label with a product of ``degree`` tokens' entries, beside what chance would
+    show among as many."""
 
     degree: int
     monomials: int
@@ -151,6 +155,8 @@ def low_degree(X: Tensor, y: Tensor, degree: int, skip: tuple[int, ...] = ()) ->
     coordinates ``skip`` left out. Under no relation a correlation of n samples is Gaussian with deviation 1/√n, and
     the largest of M stays below √(2 log(100 M)/n) in 99 of 100 cases.
     """
+    checks.whole("degree", degree)
+    checks.shape("X", X, ("n", "k", "d"), "tokens as rows, features last")
     keep = [j for j in range(X.shape[2]) if j not in skip]
     bits = X[:, :, keep].flatten(1).to(torch.float64)
     n, width = bits.shape

@@ -43,13 +43,15 @@ class Instance:
     identifiable: bool = True
     where: Mapping[str, float] = field(default_factory=dict)  # its place in a sweep
 
-    def examples(self, layer: AttentionLayer, seed: int, count: int | None = None) -> Examples:
+    def examples(self, layer: AttentionLayer, seed: int, fresh: int = 0) -> Examples:
+        """What learners see, or ``fresh`` other sequences under the same law."""
         law: Any = self.law
         if law == "words":
             words = torch.randn(8 * layer.width, layer.width, generator=torch.Generator().manual_seed(1000 + seed),
                                 dtype=torch.float64)
             law = words @ torch.diag(torch.linspace(0.5, 2.0, layer.width, dtype=torch.float64)) + 0.3
-        return draw(layer, count or self.count, self.length, law=law, noise=self.noise, seed=seed)
+        return draw(layer, fresh or self.count, self.length, law=law, noise=self.noise,
+                    seed=2 * seed + 1 + bool(fresh))
 
 
 def _random(**settings: Any) -> Build:

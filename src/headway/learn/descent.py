@@ -40,9 +40,10 @@ class _Batch:
         """Mean square over the sequences picked."""
         see = self.see if self.see is None or self.see.shape[0] == 1 else self.see[pick]
         R = attention.forward(self.X[pick], parameters[0], parameters[1], parameters[2], see) - self.Y[pick]
-        if self.valid is not None:
-            R = R * self.valid[pick]
-        return R.square().mean()
+        if self.valid is None:
+            return R.square().mean()
+        valid = self.valid[pick]
+        return (R * valid).square().sum() / (valid.sum() * R.shape[2])
 
 
 def _start(source: Source, heads: int, scale: float, dtype: torch.dtype, seed: torch.Generator) -> list[Tensor]:
@@ -103,7 +104,7 @@ def lbfgs(
     sequences: int,
     seconds: float | None = None,
     steps: int = 2000,
-    history: int = 50,
+    history: int = 20,
     scale: float = 0.5,
     starts: int = 4,
     target: float = 1e-7,
@@ -147,7 +148,7 @@ def lbfgs(
             last = error
         found = _plain(parameters)
         held = source.error(source.held, *found)
-        if best is None or held < best[0]:
+        if best is None or not best[0] <= held:
             best = held, found
         if held <= 10 * target:
             break
@@ -166,6 +167,8 @@ def _finished(source: Source, parameters: list[Tensor], rows: _Batch, reason: st
         same = [p.detach() for p in parameters]
         size = max(1, 1 << 22 >> max(1, (rows.X.shape[1] * Theta.shape[0]).bit_length()))
         parts = [slice(i, i + size) for i in range(0, len(rows.X), size)]
-        total = sum(float(rows.loss([p.to(rows.X) for p in same], part)) * len(rows.X[part]) for part in parts)
-    fitted = math.sqrt(total / len(rows.X) / rows.spread)
+        weights = [len(rows.X[part]) if rows.valid is None else float(rows.valid[part].sum()) for part in parts]
+        total = sum(w * float(rows.loss([p.to(rows.X) for p in same], part)) for w, part in zip(
+            weights, parts, strict=True))
+    fitted = math.sqrt(total / sum(weights) / rows.spread)
     return Polished(Theta, W, offset, fitted, held, reason, len(rows.X), rows.equations, None, products)

@@ -58,7 +58,8 @@ def residualise(batches: Batches) -> tuple[Tensor, float, float, int]:
     assert G is not None and R is not None
     ridge = 1e-9 * float(G.diagonal().mean()) * torch.eye(len(G), dtype=G.dtype, device=G.device)
     coefficients = torch.linalg.solve(G + ridge, R)
-    left = max(total - float((coefficients * R).sum()), 1e-300)
+    least = 1e-300 if len(G) < WIDE else 1e-7 * total  # what rounding leaves
+    left = max(total - float((coefficients * R).sum()), least, 1e-300)
     return coefficients, 1.0 - left / max(total, 1e-300), left / max(N, 1), count
 
 

@@ -7,6 +7,7 @@ thin factors (thin.py): some fifty times cheaper at width 384.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headway.counting import Size
+from headway.devices import room
 from headway.learn.gauss_newton import NEAR, Free, Solution, gauss_newton
 from headway.learn.shapes import Factored, Full, Shape
 from headway.learn.source import Source, spaced
@@ -23,6 +25,8 @@ from headway.projected import evaluate
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
 STEP = 1.5  # ratio of neighbouring singular values that shows a rank in a rough estimate
+LARGE = 128  # width from which a fit without a rank is too dear to be tried on suspicion
+KEPT = 4 << 30  # bytes of queries, keys, values and patterns that thin factors may keep
 EARLY = 64  # width from which a low rank is looked for before the coarse fit is done
 Report = Callable[[float], None]
 
@@ -139,13 +143,19 @@ def polish(
 def visible_rank(parts: Tensor) -> int | None:
     """The rank at which singular values of rough estimates step down: noise fills the rest of the spectrum evenly.
 
-    A head shows its rank by a step of more than a third; half of the heads must show one, and the commonest counts.
+    A head shows its rank by its last step of more than a third, if what is before it is three quarters of the head;
+    half of the heads must show one, and the commonest counts.
     """
     most = min(parts.shape[1:]) // 2
-    s = torch.linalg.svdvals(parts.double())[:, : most + 1].clamp_min(1e-300)
-    step, at = (s[:, :-1] / s[:, 1:]).max(dim=1)
-    shown = at[step > STEP]
-    return int(shown.mode().values) + 1 if 2 * len(shown) >= len(parts) else None
+    if most < 1:
+        return None
+    every = torch.linalg.svdvals(parts.double()).clamp_min(1e-300)
+    shown = []
+    for s in every:
+        steps = torch.nonzero(s[:most] / s[1 : most + 1] > STEP).flatten() + 1
+        if len(steps) and float(s[: int(steps[-1])].square().sum()) > 0.75 * float(s.square().sum()):
+            shown.append(int(steps[-1]))
+    return statistics.mode(sorted(shown, reverse=True)) if shown and 2 * len(shown) >= len(parts) else None
 
 
 def thin_polish(
@@ -154,7 +164,9 @@ def thin_polish(
 ) -> Polished | None:
     """The polish in thin factors; None where no low rank shows."""
     m, d, k, e = Theta.shape[0], source.d, source.examples.length, source.examples.out_width
-    q = rank if isinstance(rank, int) else visible_rank(Theta)
+    q = rank if isinstance(rank, int) else visible_rank(Theta[:, :d])
+    if q is not None and rank == "auto" and _beyond(Theta, q):
+        q += 1
     if q is None or 2 * q > d:
         return None
     rows = min(math.ceil(4 * m * d / k), len(source.fit), source.most())
@@ -166,7 +178,7 @@ def thin_polish(
     if p is None:
         return None
     floor = floor_of(source.examples.dtype)
-    most = min(len(source.fit), source.most())
+    most = min(len(source.fit), source.most(), max(16, room(source.device, KEPT) // (12 * m * k * (2 * q + p + k))))
     size = Size(d, e, k, source.examples.mask, q, p)
     count = min(sequences if exact else 8 * size.floor(m), most)
     shape = Thin.of(Theta.to(torch.float32), W, q, p)
@@ -204,8 +216,25 @@ def thin_polish(
         if held <= max(floor, 1.5 * residual) or count >= most:
             break
         count, damping = min(4 * count, most), 1e-2
+    if residual > NEAR and d < LARGE and rank == "auto":
+        return None  # perhaps no rank after all, and a fit without one is affordable
     return Polished(point.Theta, point.W, point.offset, residual, held, solution.reason, count,
                     model.problem.equations, q, products, p)
+
+
+def _beyond(Theta: Tensor, q: int) -> bool:
+    """Whether the key biases, the last row, lie outside the keys' space of the q leading directions: one more rank.
+
+    Noise puts about √(Σ_{j>q} s_j²/d) into a row of a head; three times that, in half of the heads, is no noise.
+    """
+    d = Theta.shape[2]
+    if Theta.shape[1] == d:
+        return False
+    _, s, Vh = torch.linalg.svd(Theta[:, :d].double(), full_matrices=False)
+    u, space = Theta[:, d:].double(), Vh[:, :q]
+    rest = (u - u @ space.mT @ space).flatten(1).norm(dim=1)
+    noise = (s[:, q:].square().sum(1) / d).sqrt()
+    return 2 * int((rest > 3 * noise).sum()) >= len(Theta)
 
 
 def _coarse(

@@ -22,7 +22,7 @@ from torch import Tensor
 from headway import checks
 from headway.convert import as_function
 from headway.examples import Examples, ask
-from headway.layer import AttentionLayer
+from headway.layer import MASKS, AttentionLayer
 from headway.learn import moments
 from headway.learn.descent import descend, lbfgs
 from headway.learn.gauss_newton import Free, gauss_newton
@@ -140,12 +140,17 @@ def _asked(
     """Examples of a black box, drawn in the precision and on the device of its parameters if it has any."""
     first = next(oracle.parameters(), None) if isinstance(oracle, torch.nn.Module) else None
     if isinstance(oracle, torch.nn.MultiheadAttention):
-        width, oracle = width or oracle.embed_dim, as_function(oracle)
-    if width is None and not isinstance(law, str) and len(np.shape(law)) == 2:
-        width = int(np.shape(law)[1])
+        width = oracle.embed_dim if width is None else width
+        oracle = as_function(oracle, causal=checks.choice("mask", mask, MASKS) == "causal")
+    if width is None and not isinstance(law, str):
+        vocabulary = checks.floating("law", law)
+        checks.shape("law", vocabulary, ("v", "d"), "one row per word of the vocabulary")
+        width = vocabulary.shape[1]
     if width is None:
         checks.refuse("width", "the number of features of a token, with an oracle", None, "width=64")
-    count = count or max(2000, math.ceil(10 * width**2 / checks.whole("length", length)))
+    width = checks.whole("width", width)
+    if count is None:
+        count = max(2000, math.ceil(10 * width**2 / checks.whole("length", length)))
     return ask(oracle, count, length, width, law=law, mask=mask, seed=seed,
                dtype=torch.float64 if first is None else first.dtype,
                device="cpu" if first is None else first.device)
@@ -309,11 +314,12 @@ class _Moments(Stages):
 
     # -- more or fewer heads --------------------------------------------------------------------------------
 
-    def grow(self, best: Polished, name: str) -> Polished:
+    def grow(self, best: Polished, name: str, most: int) -> Polished:
         """More heads, started from what the others leave unexplained: of a wide layer, where a pass is dear, all
         that stand out there, else one."""
         if self.wide and self.rest is not None:
             (more, basis), m = self.rest, best.Theta.shape[0]
+            more = min(more, most - m)
             unmixing = f"{name}-unmix"
             tensors, _ = self.stage(unmixing, lambda: self._join(unmixing, best, basis, more), m + more)
             return self.polish(name, tensors["Theta"])
@@ -395,10 +401,13 @@ class _Moments(Stages):
         best = self.attempt(m)
         if best.held <= self.floor or not self.leftover(best, f"leftover-{m}"):
             return best, False
+        best = self.freed(best)
+        if best.held <= self.floor:
+            return best, False
         if self.size.floor(m + 1) <= len(self.source.fit):
             # If one more head helps, either the start was a poor one, and then a head can be spared again, or m
             # is too few.
-            grown = self.grow(best, f"grow-{m + 1}")
+            grown = self.grow(best, f"grow-{m}-{m + 1}", m + 1)
             if grown.held < 0.95 * best.held:
                 best = better(best, self.prune(grown, f"prune-{m}"))
         if best.held > self.floor:
@@ -410,13 +419,17 @@ class _Moments(Stages):
         n = len(self.source.fit)
         best = self.attempt(m)
         tried, misses, structured = m, 0, False
+        asked: Polished | None = None
         while best.held > self.floor:
             here = best.Theta.shape[0]
-            structured = self.leftover(best, f"leftover-{here}")
-            if not structured and best.sequences < min(n, self.source.most()):
+            # Asked once of every fit: what a stage's name stands for must not change.
+            if best is not asked:
+                structured = self.leftover(best, f"leftover-{here}")
+            if best is not asked and not structured and best.sequences < min(n, self.source.most()):
                 # Few rows show little: before calling the rest noise, look at all of them.
                 best = self.polish(f"settle-{here}", best.Theta, n)
                 structured = best.held > self.floor and self.leftover(best, f"leftover-{here}-all")
+            asked = best
             tried += 1
             # Too few examples for moments show no structure either: look further before calling it noise.
             blind = self.basis is None and best.held > NEAR
@@ -424,20 +437,27 @@ class _Moments(Stages):
                 break
             more: Polished | None = None
             if self.wide or (self.basis is not None and tried == best.Theta.shape[0] + 1):
-                more = self.grow(best, f"grow-{tried}")
+                most = max(j for j in range(tried, self.max_heads + 1) if self._within(j))
+                more = self.grow(best, f"grow-{here}-{tried}", most)
             joined = more is not None and self.wide and more.held < 0.95 * best.held
             if more is None or (more.held > self.floor and not joined):
                 more = better(more, self.attempt(tried))
-            tried = more.Theta.shape[0]
+            tried = max(tried, more.Theta.shape[0])
             misses = 0 if more.held < 0.95 * best.held else misses + 1
             best = better(best, more) if misses == 0 else best
-        if structured and best.held > self.floor and best.out_rank is not None:
-            best = better(best, self.polish("free-rank", best.Theta, rank=None))
+        if structured:
+            best = self.freed(best)
         if structured and best.held > self.floor:
             best = self._search(best)
         if best.held <= self.floor:
             return self.simplified(best), False
         return self.pruned(best, "prune"), structured
+
+    def freed(self, best: Polished) -> Polished:
+        """Without the ranks that were read off the singular values: they may not be ranks after all."""
+        if best.held > self.floor and best.out_rank is not None and not isinstance(self.rank, int):
+            return better(best, self.polish("free-rank", best.Theta, rank=None))
+        return best
 
     def _search(self, best: Polished) -> Polished:
         """A wrong basin is left by starting afresh, more often, with a head more or fewer."""
@@ -468,11 +488,12 @@ class _Moments(Stages):
 
         def compute() -> Stage:
             if method == "lbfgs":
-                found = lbfgs(self.source, m, seed=draw, sequences=2 * self.rows_for(m), seconds=left,
+                found = lbfgs(self.source, m, seed=draw, sequences=self.rows_for(m), seconds=left,
                               report=self.report)
-            else:
-                target = 0.0 if left is None else 1e-6
-                found = descend(self.source, m, seed=draw, seconds=left, target=target, report=self.report)
+            elif left is None:
+                found = descend(self.source, m, seed=draw, report=self.report)
+            else:  # against the clock smaller batches do better
+                found = descend(self.source, m, seed=draw, batch=32, seconds=left, target=1e-6, report=self.report)
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headway import attention, checks
-from headway.convert import key_groups
+from headway.convert import key_groups, ranks
 from headway.counting import Size
 from headway.examples import Examples
 from headway.layer import AttentionLayer
@@ -117,7 +117,8 @@ class Stages:
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
         found = polished(self.stage(name, compute, m))
-        self.best = better(self.best, found)
+        if not isinstance(self.heads, int) or m <= self.heads:
+            self.best = better(self.best, found)
         return found
 
     def redundant(self, best: Polished, tolerance: float = 1e-6) -> bool:
@@ -127,7 +128,9 @@ class Stages:
         """
         if self.condition is None or self.condition[0] is not best:
             m = best.Theta.shape[0]
-            count = min(self.rows_for(m), math.ceil(6 * (m * self.source.d + 1) / self.examples.length))
+            count = self.rows_for(m)
+            if self.examples.take([0]).padding is None:
+                count = min(count, math.ceil(6 * (m * self.source.d + 1) / self.examples.length))
             problem = self.source.problem(spaced(self.source.fit, count), m, torch.float64)
             self.condition = best, _condition(evaluate(problem, best.Theta).factor)
         return self.condition[1] < tolerance
@@ -139,6 +142,10 @@ class Stages:
         layer = self.source.frame.leave(best.Theta, best.W, best.offset, self.examples.mask)
         layer = _without_empty(layer.canonical(1e-12), max(best.held, self.floor), self.source.frame.scale)
         m = best.Theta.shape[0]
+        if best.out_rank is not None and best.held < 1e-6:
+            # Read off a rough estimate; now they can be counted.
+            exact = ranks(layer, max(1e-9, 1e3 * best.held))
+            best = replace(best, rank=exact[0], out_rank=exact[1])
         size = replace(self.size, rank=best.rank, out_rank=best.out_rank)
         free = max(best.equations - size.unknowns(m), 1)
         noise = best.residual * math.sqrt(best.equations / free)
@@ -273,7 +280,7 @@ def polished(stage: Stage) -> Polished:
 
 def _different(rows: Tensor) -> int:
     """How many of the rows differ; −0 counts as 0."""
-    return len({row.tobytes() for row in (rows.cpu() + 0).numpy()})
+    return len({row.tobytes() for row in (rows.cpu() + 0).to(torch.float64).numpy()})
 
 
 def better(a: Polished | None, b: Polished) -> Polished:
