@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from headway import checks
+from headway import checks, conditions
 from headway.files import write_bytes, write_json
 from headway.hardness.zoo import VERSION, Instance, instances
 from headway.learn.route import learn
@@ -188,13 +188,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         learners = [name for name in LEARNERS if any(row["learner"] == name for row in mine)]
         order = [one.name for one in instances(suite)]
         names = sorted({row["instance"] for row in mine}, key=lambda n: (order.index(n) if n in order else 999, n))
-        lines = [f"## {suite}", "", "| instance | " + " | ".join(learners) + " |",
-                 "|---" * (len(learners) + 1) + "|"]
+        lines = [f"## {suite}", "", "| instance | " + " | ".join(learners) + " | conditions that fail |",
+                 "|---" * (len(learners) + 2) + "|"]
         for name in names:
-            cells = [_cell([r for r in mine if r["instance"] == name and r["learner"] == who]) for who in learners]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            here = [row for row in mine if row["instance"] == name]
+            cells = [_cell([row for row in here if row["learner"] == who]) for who in learners]
+            lines.append(f"| {name} | " + " | ".join([*cells, _failing(suite, name)]) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def _failing(suite: str, name: str) -> str:
+    """Which of the theorem's conditions the instance breaks, in words without their numbers."""
+    for one in instances(suite) + instances(suite, True):
+        if one.name == name:
+            layer = one.build(0)
+            broken = conditions.broken(conditions.measure(layer.Theta, layer.W))
+            return "; ".join(words.split(",")[0] for words in broken) or "none"
+    return "–"
 
 
 def _cell(rows: list[Mapping[str, Any]]) -> str:

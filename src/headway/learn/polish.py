@@ -225,7 +225,8 @@ def thin_polish(
 def _beyond(Theta: Tensor, q: int) -> bool:
     """Whether the key biases, the last row, lie outside the keys' space of the q leading directions: one more rank.
 
-    Noise puts about √(Σ_{j>q} s_j²/d) into a row of a head; three times that, in half of the heads, is no noise.
+    Noise puts about √(Σ_{j>q} s_j²/d) into a row of a head; three times that, and most of the bias, in half of the
+    heads is no noise.
     """
     d = Theta.shape[2]
     if Theta.shape[1] == d:
@@ -234,7 +235,7 @@ def _beyond(Theta: Tensor, q: int) -> bool:
     u, space = Theta[:, d:].double(), Vh[:, :q]
     rest = (u - u @ space.mT @ space).flatten(1).norm(dim=1)
     noise = (s[:, q:].square().sum(1) / d).sqrt()
-    return 2 * int((rest > 3 * noise).sum()) >= len(Theta)
+    return 2 * int((rest > (3 * noise).maximum(0.5 * u.flatten(1).norm(dim=1))).sum()) >= len(Theta)
 
 
 def _coarse(
