@@ -287,3 +287,15 @@ def test_sculpting_from_the_command_line_shows_its_phases(tmp_path):
     shown = headway("show", tmp_path / "run")
     for words in ("crude sum 1", "sculpt 1", "refine 1", "sharpen 1", "ΣW"):
         assert words in shown.stderr, words
+
+
+def test_a_run_is_drawn(data, tmp_path):
+    run = tmp_path / "run"
+    assert headway("learn", data, "--out", run).returncode == 0
+    done = headway("plot", run, "--format", "png")
+    assert done.returncode == 0, done.stderr
+    drawn = {path.name for path in (run / "figures").iterdir()}
+    assert drawn >= {"residual.png", "spectrum.png", "starts.png", "head-1-Theta.png", "head-2-W.png"}
+    assert all((run / "figures" / name).stat().st_size > 3000 for name in drawn)
+    assert headway("plot", run, "--format", "gif").returncode == 2
+    assert headway("plot", tmp_path / "none").returncode == 2

@@ -1,4 +1,4 @@
-"""The command line: demo, make, learn, certify, compare, train, hard, bench, show.
+"""The command line: demo, make, learn, certify, compare, train, hard, bench, show, plot.
 
 Human text on stderr, --json on stdout.
 
@@ -11,8 +11,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -238,6 +239,34 @@ def show(
     run = store.Run.open(folder)
     fit = run.fit()
     _tell(fit, folder, load_layer(truth) if truth else run.truth(), as_json, stages=True)
+
+
+@app.command("plot")
+def plot_run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures; default: RUN/figures.")] = None,
+    kind: Annotated[str, typer.Option("--format", help="pdf, png or svg.")] = "pdf",
+) -> None:
+    """Write a run's figures for papers: its heads, the gap that counts them, the residual, the starts."""
+    from headway import plot
+
+    checks.choice("--format", kind, ("pdf", "png", "svg"))
+    fit = store.Run.open(folder).fit()
+    target = out or folder / "figures"
+    target.mkdir(parents=True, exist_ok=True)
+    figures: list[tuple[str, Callable[[], Any]]] = [("residual", lambda: plot.plot_residual(fit))]
+    if any("singular_values" in event for event in fit.trace):
+        figures.append(("spectrum", lambda: plot.plot_spectrum(fit)))
+    if any("starts" in event for event in fit.trace):
+        figures.append(("starts", lambda: plot.plot_starts(fit)))
+    for j in range(fit.layer.heads):
+        for what in ("Theta", "W"):
+            figures.append((f"head-{j + 1}-{what}", partial(plot.plot_heads, fit, j, what)))
+    with cli_train.progress(err, "drawing", len(figures)) as step:
+        for name, make_figure in figures:
+            plot.save(make_figure(), target / f"{name}.{kind}")
+            step()
+    err.print(f"Wrote {len(figures)} figures to {target}.")
 
 
 def _tell(fit: hw.Fit, folder: Path, truth: hw.AttentionLayer | None, as_json: bool, stages: bool = False) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway import checks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from headway.results import Fit
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -29,6 +33,91 @@ def _axis(ax: Axes | None) -> Axes:
         checks.refuse("plot", "matplotlib", "none installed", "pip install 'headway[plot]'")
     axis: Axes = plt.subplots(figsize=(4.2, 3.0), layout="constrained")[1]
     return axis
+
+
+def save(axis: Axes, path: Path) -> None:
+    """Write an axis' figure, by its name's ending, to a temporary name first; and let go of it."""
+    import matplotlib.pyplot as plt
+
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    hidden = path.with_name(f".{path.name}")
+    figure.savefig(hidden, dpi=200, format=path.suffix[1:])
+    os.replace(hidden, path)
+    plt.close(figure)
+
+
+def plot_heads(fit: Fit, head: int = 0, what: str = "Theta", ax: Axes | None = None) -> Axes:
+    """A head's Θ_i (``what="Theta"``, the key bias as its last row where there is one) or W_i as a heat map, zero
+    in white."""
+    checks.choice("what", what, ("Theta", "W"))
+    checks.whole("head", head, 0, fit.layer.heads - 1)
+    axis = _axis(ax)
+    M = (fit.layer.augmented if what == "Theta" else fit.layer.W)[head].detach().double().cpu().numpy()
+    top = max(float(abs(M).max()), 1e-300)
+    image = axis.imshow(M, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
+    axis.figure.colorbar(image, ax=axis, shrink=0.8)
+    axis.set_title(f"{'Θ' if what == 'Theta' else 'W'} of head {head + 1}", fontsize=10)
+    return axis
+
+
+def plot_spectrum(fit: Fit, ax: Axes | None = None) -> Axes:
+    """Singular values of the moments with the gap after which no head is expected."""
+    axis = _axis(ax)
+    event = _event(fit, "singular_values", "a run with moments: more examples, or method='moments'")
+    values, m = event["singular_values"], int(event["heads"])
+    axis.plot(range(1, len(values) + 1), values, "o", color=COLOURS[0], markersize=4)
+    axis.axvline(m + 0.5, color=COLOURS[1], linestyle="--", linewidth=1, label=f"gap after {m}")
+    axis.set_xlabel("direction")
+    axis.set_ylabel("singular value")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3, linewidth=0.4)
+    axis.legend(frameon=False, fontsize=8)
+    return axis
+
+
+def plot_residual(fit: Fit, ax: Axes | None = None) -> Axes:
+    """Relative residual against seconds, stage after stage."""
+    axis = _axis(ax)
+    begun, drawn = 0.0, 0
+    for event in fit.trace:
+        curve = event.get("curve", ())
+        if curve:
+            axis.plot([begun + at for at, _ in curve], [left for _, left in curve], marker=".", linewidth=1,
+                      color=COLOURS[drawn % len(COLOURS)], label=event["stage"])
+            drawn += 1
+        begun += event.get("seconds", 0.0)
+    if not drawn:
+        checks.refuse("fit", "a trace with residuals", "one without", "a run made by this version")
+    axis.set_yscale("log")
+    axis.set_xlabel("seconds")
+    axis.set_ylabel("relative residual")
+    axis.grid(alpha=0.3, linewidth=0.4)
+    axis.legend(frameon=False, fontsize=7)
+    return axis
+
+
+def plot_starts(fit: Fit, ax: Axes | None = None) -> Axes:
+    """Where the random starts of unmixing ended: agreement at the least residual is evidence."""
+    axis = _axis(ax)
+    event = _event(fit, "starts", "a run that unmixed: more examples, or method='moments'")
+    starts = event["starts"]
+    least = min(starts)
+    axis.plot(range(1, len(starts) + 1), starts, "o", color=COLOURS[0], markersize=5)
+    axis.axhline(least, color=COLOURS[1], linestyle="--", linewidth=1,
+                 label=f"{sum(r <= 1.01 * least for r in starts)} of {len(starts)} at the least")
+    axis.set_xticks(range(1, len(starts) + 1))
+    axis.set_xlabel("start")
+    axis.set_ylabel("residual on other rows")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3, linewidth=0.4)
+    axis.legend(frameon=False, fontsize=8)
+    return axis
+
+
+def _event(fit: Fit, key: str, hint: str) -> Mapping[str, Any]:
+    found = next((event for event in fit.trace if key in event), None)
+    return found if found is not None else checks.refuse("fit", f"a trace with {key}", "one without", hint)
 
 
 def plot_training(

@@ -51,6 +51,7 @@ class Stages:
         self.starts, self.limit, self.seed = starts, limit, seed
         self.run, self.progress = run, progress
         self.trace: list[dict[str, Any]] = []
+        self.curve: list[tuple[float, float]] = []  # of the stage under way: when, and the residual then
         self.begun = time.perf_counter()
         self.deadline = math.inf  # until the frame is found, so that there is always something to end with
         self.best: Polished | None = None  # so far, for when time runs out
@@ -79,10 +80,13 @@ class Stages:
         self.current = {"stage": name, "heads": heads}
         self.report(None)
         begun = time.perf_counter()
+        self.curve = []
 
         def timed() -> Stage:
             tensors, info = compute()
-            return tensors, {**info, "seconds": time.perf_counter() - begun}
+            seconds = time.perf_counter() - begun
+            curve = [[round(at - begun, 4), float(f"{left:.4g}")] for at, left in self.curve]
+            return tensors, {**info, "seconds": seconds, **({"curve": curve} if curve else {})}
 
         tensors, info = timed() if self.run is None else self.run.stage(name, timed)
         self.trace.append({"stage": name, **info})
@@ -91,6 +95,8 @@ class Stages:
     def report(self, residual: float | None) -> None:
         if time.perf_counter() > self.deadline:
             raise OutOfTimeError
+        if residual is not None:
+            self.curve.append((time.perf_counter(), residual))
         if self.progress is not None:
             self.progress({**self.current, "residual": residual})
 
@@ -274,7 +280,7 @@ def _condition(L: Tensor) -> float:
 
 def polished(stage: Stage) -> Polished:
     tensors, info = stage
-    numbers = {name: value for name, value in info.items() if name != "seconds"}
+    numbers = {name: value for name, value in info.items() if name not in ("seconds", "curve")}
     return Polished(tensors["Theta"], tensors["W"], tensors["offset"], **numbers)
 
 
