@@ -114,7 +114,9 @@ def lbfgs(
     until one reaches ``target`` on them, ``starts`` are used up or the ``seconds`` are; the best on held-out ones
     counts.
     """
-    rows = _Batch(source, min(sequences, len(source.fit), source.most()), heads, torch.float64)
+    most = min(len(source.fit), source.most())
+    sequences = min(sequences, most)
+    rows = _Batch(source, sequences, heads, torch.float64)
     begun, done = time.perf_counter(), 0
     best: tuple[float, list[Tensor]] | None = None
     everything = slice(None)
@@ -129,7 +131,9 @@ def lbfgs(
         solver = torch.optim.LBFGS(parameters, max_iter=20, history_size=history, line_search_fn="strong_wolfe",
                                    tolerance_change=1e-14, tolerance_grad=1e-14)
 
-        def closure(parameters: list[Tensor] = parameters, solver: torch.optim.LBFGS = solver) -> Tensor:
+        def closure(
+            parameters: list[Tensor] = parameters, solver: torch.optim.LBFGS = solver, rows: _Batch = rows
+        ) -> Tensor:
             nonlocal done
             done += 1
             solver.zero_grad(set_to_none=True)
@@ -152,6 +156,9 @@ def lbfgs(
             best = held, found
         if held <= 10 * target:
             break
+        if error < 0.05 and held > 0.5 and sequences < most:  # met by rote: more rows
+            sequences = min(4 * sequences, most)
+            rows = _Batch(source, sequences, heads, torch.float64)
     assert best is not None
     return _finished(source, best[1], rows, "limit", 2 * done)
 

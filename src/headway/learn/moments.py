@@ -127,10 +127,13 @@ def span(
 def gap(values: Tensor, complete: bool = False) -> tuple[int, float]:
     """The head count at the widest ratio s_m/s_{m+1}, and that ratio; the last two values stand for the floor."""
     s = values.double().cpu().clamp_min(1e-300)
+    if float(s[-1]) < 1e-7 * float(s[0]):
+        # Labels in few directions: the operator has no more singular values, which is no gap.
+        s, complete = s[s >= 1e-7 * s[0]], True
     if len(s) < 3:
         return 1, 1.0
     ratios = s[:-2] / s[1:-1]
-    if flat(values):
+    if flat(s):
         # Heads of very different strength above a level floor: the last step down counts, not the widest.
         above = torch.nonzero(ratios > 1.03).flatten()
         if len(above):

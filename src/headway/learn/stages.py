@@ -54,6 +54,7 @@ class Stages:
         self.curve: list[tuple[float, float]] = []  # of the stage under way: when, and the residual then
         self.begun = time.perf_counter()
         self.deadline = math.inf  # until the frame is found, so that there is always something to end with
+        self.generous = 1  # times the usual rows for a solve
         self.best: Polished | None = None  # so far, for when time runs out
         self.condition: tuple[Polished, float] | None = None  # of the features, the last time it was asked for
         self.source = Source(examples, device)
@@ -105,8 +106,10 @@ class Stages:
 
     def rows_for(self, heads: int) -> int:
         """Sequences for a solve. Conjugate gradients need fewer steps the more rows there are, and each costs more:
-        between four and eight times the floor the product of the two hardly changes."""
-        return min(max(6 * self.size.floor(heads), 16), len(self.source.fit), self.source.most())
+        between four and eight times the floor the product of the two hardly changes. Where rows turn out to say
+        little, as those of saturated patterns do, ``generous`` asks for more."""
+        count = max(6 * self.generous * self.size.floor(heads), 16)
+        return min(count, len(self.source.fit), self.source.most())
 
     def polish(
         self, name: str, Theta: Tensor, sequences: int | None = None, rank: int | str | None = "as asked"
