@@ -175,8 +175,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for learner in dict.fromkeys(row["learner"] for row in rows):
         mine = [row for row in named if row["learner"] == learner]
         if mine:
+            used = [row["examples_used"] / row["examples"] for row in mine if "examples_used" in row]
             found[learner] = {"runs": len(mine), "successes": sum(row["success"] for row in mine),
-                              "seconds": sum(row.get("seconds", 0.0) for row in mine)}
+                              "seconds": sum(row.get("seconds", 0.0) for row in mine),
+                              "peak_memory_mib": max(row.get("peak_memory_mib", 0.0) for row in mine),
+                              "part_of_examples_used": sorted(used)[len(used) // 2] if used else None}
     return found
 
 
@@ -230,8 +233,10 @@ def conclude(folder: Path, command: str) -> dict[str, Any]:
             "worst error of any head (of the function for parities and equal heads; lost: a head is missing), and "
             "the median time with one thread. Baselines are told the number of heads, `moments` is not.", ""]
     for learner, numbers in found.items():
+        part = numbers["part_of_examples_used"]
         head.append(f"- {learner}: {numbers['successes']} of {numbers['runs']} runs on identifiable instances, "
-                    f"{numbers['seconds']:.0f} s in all")
+                    f"{numbers['seconds']:.0f} s in all, at most {numbers['peak_memory_mib']:.0f} MiB"
+                    + ("" if part is None else f", its last solve on {part:.0%} of the examples (median)"))
     write_bytes(folder / "table.md", ("\n".join(head) + "\n\n" + table(rows)).encode())
     return found
 
