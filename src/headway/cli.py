@@ -105,7 +105,7 @@ def make(
     truth = hw.AttentionLayer.random(
         heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,
         mask="causal" if causal else "none", seed=seed, dtype=kind)
-    sizes = [count // shards + (j < count % shards) for j in range(shards)]
+    sizes = examples.even(count, shards)
     drawn = examples.draw_batches(truth, count, length, law=_law(law), noise=noise, seed=seed + 1)
     with cli_train.progress(err, "writing shards", shards) as step:
         written = examples.write(folder, _counted(examples.rebatch(drawn, sizes), step), shards, truth)

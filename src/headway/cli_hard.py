@@ -52,7 +52,7 @@ def hard(
     elif name == "rounding":
         secret = hardness.rounding(size, modulus, beta=beta, seed=seed)
     layer = secret.layer if secret else hardness.family(name, dial, heads=heads, width=width, seed=seed)
-    sizes = [count // shards + (j < count % shards) for j in range(shards)]
+    sizes = examples.even(count, shards)
     drawn = examples.draw_batches(layer, count, 2 if secret else length, seed=seed + 1)
     written = examples.write(folder, examples.rebatch(drawn, sizes), shards, layer)
     what = {"parity": f"a parity of {2 * size} bits", "rounding": f"a rounded inner product mod {modulus}"}.get(

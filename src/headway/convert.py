@@ -93,9 +93,7 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> AttentionLayer:
     if module.bias_k is not None or module.add_zero_attn:
         checks.refuse("module", "keys that are the tokens", "an extra key (add_bias_kv or add_zero_attn)",
                       "a module without it: this form has no key of its own")
-    if not module._qkv_same_embed_dim:
-        checks.refuse("module", "keys and values of the tokens' width", f"kdim {module.kdim}, vdim {module.vdim}",
-                      "self-attention")
+    _of_one_width(module)
     if module.training and module.dropout > 0:
         checks.refuse("module", "a function", f"dropout {module.dropout} in training mode", "module.eval() first")
     assert module.in_proj_weight is not None
@@ -106,11 +104,15 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> AttentionLayer:
                         value_bias=b[2], out_bias=None if out.bias is None else out.bias.detach(), causal=causal)
 
 
-def as_function(module: nn.MultiheadAttention, causal: bool = False) -> Callable[[Tensor], Tensor]:
-    """X ↦ the module's self-attention on X (n, k, d), whatever its ``batch_first``."""
+def _of_one_width(module: nn.MultiheadAttention) -> None:
     if not module._qkv_same_embed_dim:
         checks.refuse("module", "keys and values of the tokens' width", f"kdim {module.kdim}, vdim {module.vdim}",
                       "self-attention")
+
+
+def as_function(module: nn.MultiheadAttention, causal: bool = False) -> Callable[[Tensor], Tensor]:
+    """X ↦ the module's self-attention on X (n, k, d), whatever its ``batch_first``."""
+    _of_one_width(module)
 
     def answer(X: Tensor) -> Tensor:
         Z = X if module.batch_first else X.transpose(0, 1)

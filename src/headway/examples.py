@@ -353,6 +353,11 @@ def input_law(
     return inputs
 
 
+def even(count: int, parts: int) -> list[int]:
+    """``count`` as a sum of ``parts`` sizes that differ by one at most."""
+    return [count // parts + (j < count % parts) for j in range(parts)]
+
+
 def rebatch(batches: Iterable[Examples], sizes: Sequence[int]) -> Iterator[Examples]:
     """The same sequences cut into batches of the given sizes; holds one batch and one block at a time."""
     source = iter(batches)

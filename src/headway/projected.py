@@ -219,8 +219,12 @@ class Products:
             T = attention.key_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
             M += torch.einsum("nkmd,nkme->mde", T, T)
             Q += torch.einsum("nkp,nkq->pq", queries, queries)
-        eye = torch.eye(d, dtype=M.dtype, device=M.device)
-        mean = M.diagonal(dim1=1, dim2=2).mean(1)
-        lift = 1e-3 * mean + 1e-7 * mean.max() + torch.finfo(M.dtype).tiny * 1e6
-        Q = Q / self.problem.rows + 1e-3 * torch.eye(r, dtype=Q.dtype, device=Q.device)
-        return Q, M + lift.view(m, 1, 1) * eye
+        return definite(Q / self.problem.rows, M)
+
+
+def definite(Q: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    """Second moments of queries (r, r) and of the keys' side (m, d, d), lifted enough to be inverted."""
+    mean = M.diagonal(dim1=1, dim2=2).mean(1)
+    lift = 1e-3 * mean + 1e-7 * mean.max() + torch.finfo(M.dtype).tiny * 1e6
+    return (Q + 1e-3 * torch.eye(len(Q), dtype=Q.dtype, device=Q.device),
+            M + lift.view(-1, 1, 1) * torch.eye(M.shape[1], dtype=M.dtype, device=M.device))

@@ -60,8 +60,8 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Free:
-    """Heads with free W_i, which are eliminated together with c (projected.py)."""
+class LeastSquares:
+    """What every model of a least-squares problem answers alike."""
 
     problem: Problem
 
@@ -71,6 +71,10 @@ class Free:
 
     def variation(self) -> float:
         return self.problem.variation()
+
+
+class Free(LeastSquares):
+    """Heads with free W_i, which are eliminated together with c (projected.py)."""
 
     def evaluate(self, shape: Shape) -> Point:
         return evaluate(self.problem, shape.theta())

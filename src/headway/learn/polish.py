@@ -21,11 +21,11 @@ from headway.learn.gauss_newton import NEAR, Free, Solution, gauss_newton
 from headway.learn.shapes import Factored, Full, Shape
 from headway.learn.source import Source, spaced
 from headway.learn.thin import Thin, ThinModel
+from headway.learn.unmix import WIDE
 from headway.projected import evaluate
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
 STEP = 1.5  # ratio of neighbouring singular values that shows a rank in a rough estimate
-LARGE = 128  # width from which a fit without a rank is too dear to be tried on suspicion
 KEPT = 4 << 30  # bytes of queries, keys, values and patterns that thin factors may keep
 EARLY = 64  # width from which a low rank is looked for before the coarse fit is done
 Report = Callable[[float], None]
@@ -216,7 +216,7 @@ def thin_polish(
         if held <= max(floor, 1.5 * residual) or count >= most:
             break
         count, damping = min(4 * count, most), 1e-2
-    if residual > NEAR and d < LARGE and rank == "auto":
+    if residual > NEAR and d < WIDE and rank == "auto":
         return None  # perhaps no rank after all, and a fit without one is affordable
     return Polished(point.Theta, point.W, point.offset, residual, held, solution.reason, count,
                     model.problem.equations, q, products, p)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from headway import attention
+from headway.learn.gauss_newton import LeastSquares
 from headway.learn.shapes import Linear, Metric, inverse, lifted
-from headway.projected import Problem, Rows, cholesky
+from headway.projected import Problem, Rows, cholesky, definite
 
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]  # Q, K, Z, P of a chunk, (n, m, k, q) and (n, m, k, k)
 
@@ -75,16 +76,8 @@ class ThinPoint:
     kept: tuple[tuple[Heads, Tensor], ...]
 
 
-@dataclass(frozen=True)
-class ThinModel:
-    problem: Problem
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.problem.dtype
-
-    def variation(self) -> float:
-        return self.problem.variation()
+class ThinModel(LeastSquares):
+    """The model of gauss_newton: unknowns (A, B, V)."""
 
     def evaluate(self, shape: Thin) -> ThinPoint:
         e = self.problem.chunks[0].Y.shape[2]
@@ -179,10 +172,7 @@ class ThinProducts:
                 h = (side @ rows.X.unsqueeze(1)).transpose(0, 1).reshape(m, -1, d)
                 total += h.mT @ h
             S += torch.einsum("nkp,nkq->pq", first, first)
-        mean = M.diagonal(dim1=1, dim2=2).mean(1)
-        lift = 1e-3 * mean + 1e-7 * mean.max() + torch.finfo(M.dtype).tiny * 1e6
-        M = M + lift.view(m, 1, 1) * torch.eye(d).to(M)
-        S = S / self.problem.rows + 1e-3 * torch.eye(r).to(S)
+        S, M = definite(S / self.problem.rows, M)
         A, B = self.shape.A, self.shape.B
         out = self.O.view(m, -1, self.O.shape[1])
         pairs = [(S, lifted(B.mT @ M @ B)), (M, lifted(A.mT @ S @ A)), (lifted(T), lifted(out @ out.mT))]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headway import attention
-from headway.learn.gauss_newton import Operator, gauss_newton
+from headway.learn.gauss_newton import LeastSquares, Operator, gauss_newton
 from headway.learn.shapes import Metric, Span, gram_metric
 from headway.projected import Point, Problem, Products, Rows, evaluate
 
@@ -65,11 +65,8 @@ class SpanRows(Rows):
         return torch.matmul(A, self.basis)  # (m, L) by (n, k, L, k)
 
 
-@dataclass(frozen=True)
-class InSpan:
+class InSpan(LeastSquares):
     """The model of gauss_newton: unknowns A, everything else eliminated."""
-
-    problem: Problem
 
     @classmethod
     def of(cls, problem: Problem, basis: Tensor, mix: Tensor | None) -> InSpan:
@@ -80,13 +77,6 @@ class InSpan:
             S = attention.scores(rows.X, basis.to(rows.X))
             chunks.append(SpanRows(rows.X, Y, rows.see, rows.valid, S, S.transpose(2, 3).reshape(-1, len(basis))))
         return cls(Problem(tuple(chunks), problem.offset))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.problem.dtype
-
-    def variation(self) -> float:
-        return self.problem.variation()
 
     def evaluate(self, shape: Span) -> Point:
         return evaluate(self.problem, shape.value)
