@@ -75,6 +75,26 @@ def test_the_certificate_says_why_parities_are_hard():
     assert not any("parallel" in words for words in conditions.broken(generic))
 
 
+def test_a_small_parity_is_learned_though_its_moments_mislead():
+    # Unmixing explains nothing, rows at six times the floor are met by rote; then random starts on more rows.
+    secret = parity(2, 7, beta=2.0, seed=1)
+    fit = hw.learn(hw.draw(secret.layer, count=20_000, length=2, seed=1), seed=1)
+    stages = [event["stage"] for event in fit.trace]
+    assert "start-3-unmixed" in stages
+    assert "polish-3-0" not in stages, "an unmixed fit that leaves most is not polished before others are tried"
+    X = hw.draw(secret.layer, count=500, length=2, seed=2).X
+    assert float((fit.layer(X) - secret.layer(X)).norm() / secret.layer(X).norm()) < 1e-9
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_sculpting_a_parity_ends_with_the_broken_condition(seed):
+    # Σ W_i = 0 and saturated patterns: rows met to the last digit, sums without full rank.
+    secret = parity(1, 6, beta=2.0, seed=seed)
+    fit = hw.learn(hw.draw(secret.layer, count=20_000, length=2, seed=seed), heads=2, method="sculpt", seed=seed)
+    assert fit.status.kind == "degenerate"
+    assert "rank one" in fit.status.sentence or "Σ W_i" in fit.status.sentence, fit.status.sentence
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_dial_at_zero_is_generic_and_turned_up_is_not(name):
     easy, hard = (family(name, dial, seed=1) for dial in (0.0, FAMILIES[name].dials[-1]))

@@ -10,6 +10,7 @@ import torch
 
 import headway as hw
 from headway.counting import Size
+from headway.learn.stages import OutOfTimeError, Stages
 
 
 def recovered(fit: hw.Fit, truth: hw.AttentionLayer, tolerance: float = 1e-9) -> None:
@@ -230,6 +231,24 @@ def test_time_that_runs_out_is_named():
     fit = hw.learn(hw.draw(truth, count=400, length=6, seed=9), seconds=1e-3)
     assert fit.status.kind == "limit"
     assert "Out of time" in fit.status.sentence
+
+
+def test_out_of_time_in_a_polish_the_rough_fit_is_kept(monkeypatch):
+    truth = hw.AttentionLayer.random(heads=2, width=8, seed=8)
+    polish, interrupted = Stages.polish, []
+
+    def late(self, name, *args, **kwargs):
+        if not interrupted:
+            interrupted.append(name)
+            raise OutOfTimeError
+        return polish(self, name, *args, **kwargs)
+
+    monkeypatch.setattr(Stages, "polish", late)
+    fit = hw.learn(hw.draw(truth, count=600, length=6, seed=9), heads=2, method="starts")
+    assert interrupted[0].startswith("polish-start-2-")
+    assert fit.trace[-1]["stage"] == interrupted[0].replace("polish", "late")
+    assert fit.layer.heads == 2
+    assert fit.stats["held_out_error"] < 1e-3
 
 
 def test_a_limit_is_named():

@@ -142,11 +142,12 @@ def gauss_newton(
     patience: int = 4,
     least_gain: float = 1e-3,
     damping: float = 1.0,
+    budget: float = math.inf,
     report: Callable[[float], None] | None = None,
 ) -> Solution:
     """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when ``patience`` steps in a
     row gain less than ``least_gain`` of the loss (stalled), when a full step would gain less than 1e-9
-    (converged), or at ``limit`` steps.
+    (converged), at ``limit`` steps, or after ``budget`` products with J and its transpose (limit).
     """
     scale = model.variation()
     eps = torch.finfo(model.dtype).eps
@@ -221,5 +222,7 @@ def gauss_newton(
         slow = slow + 1 if drop < least_gain else 0
         if slow >= patience:
             reason = "stalled"
+            break
+        if products > budget:
             break
     return Solution(shape, point, tuple(history), reason, products)

@@ -38,6 +38,7 @@ from headway.results import Fit, NotLearnedError
 from headway.store import Run, Stage
 
 METHODS = ("moments", "starts", "sculpt", "descent", "lbfgs")
+BUDGET = 20  # products for each unknown of a rough fit: one that is worth polishing has come near by then
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 
@@ -161,6 +162,7 @@ class _Moments(Stages):
 
     basis: Tensor | None = None
     starting: bool = False  # no moments: random starts only
+    rough: tuple[float, str, Tensor] | None = None  # the best: what it leaves of rows not fitted, name, Θ
     rest: tuple[int, Tensor] | None = None  # of a wide layer, what stood out from the residual the last time
 
     @property
@@ -230,12 +232,17 @@ class _Moments(Stages):
         """The best fit with m heads: from the span, then from random starts, until one is at the floor or two
         agree on what they leave."""
         best: Polished | None = None
+        begin: Tensor | None = None
         if self.basis is not None:
             # The first start that looks good is polished at once; only if that leads nowhere do several have to
             # agree.
             for name, enough in ((f"unmix-{m}", ENOUGH), (f"unmix-{m}-more", 0.0)):
                 tensors, info = self.stage(
                     name, lambda name=name, enough=enough: self._unmix(name, m, enough), m)  # type: ignore[misc]
+                if min(info["residuals"]) >= ENOUGH and not self.wide:
+                    # Nothing in the span explains half: no better a start than a random one.
+                    begin = tensors["Theta"][0]
+                    break
                 for j, Theta in enumerate(tensors["Theta"][:2]):
                     best = better(best, self.polish(f"{name.replace('unmix', 'polish')}-{j}", Theta))
                     if best.held <= self.floor:
@@ -244,20 +251,25 @@ class _Moments(Stages):
                     # What is left is noise or one more head, not a wrong basin. Of a wide layer that is taken on
                     # trust: heads below the floor of the moments are common there, and random starts hopeless.
                     return best
-                if min(info["residuals"]) >= ENOUGH:
-                    break
-        return better(best, self.restart(m, range(self.starts)))
+        return better(best, self.restart(m, range(self.starts), begin=begin))
 
-    def restart(self, m: int, numbers: range, settle: bool = True) -> Polished:
-        """Rough fits from random starts; the first that comes near is polished, else the best of them.
+    def restart(
+        self, m: int, numbers: range, settle: bool = True, begin: Tensor | None = None, word: str = "start"
+    ) -> Polished:
+        """Rough fits from ``begin`` and random starts; the first that comes near is polished, else the best one.
 
         With ``settle`` two starts that leave the same are enough: more would hardly leave less.
         """
-        rough: list[tuple[float, int, Tensor]] = []
-        for j in numbers:
-            name = f"start-{m}-{j}"
-            tensors, info = self.stage(name, lambda name=name, j=j: self._start(name, m, j), m)  # type: ignore[misc]
-            rote = info["residual"] < NEAR and info["unseen"] > 0.5
+        rough: list[tuple[float, str, Tensor]] = []
+        points: dict[str, int | Tensor] = {} if begin is None else {f"{word}-{m}-unmixed": begin}
+        points |= {f"{word}-{m}-{j}": j for j in numbers}
+        for name, point in points.items():
+            tensors, info = self.stage(
+                name, lambda name=name, point=point: self._start(name, m, point), m)  # type: ignore[misc]
+            rough.append((info["unseen"], name, tensors["Theta"]))
+            if self.rough is None or info["unseen"] < self.rough[0]:
+                self.rough = rough[-1]
+            rote = info["unseen"] > 0.5 and info["residual"] < 0.5 * info["unseen"]
             if rote and self.rows_for(m) < 2 * len(self.source.fit) // 3:
                 # These rows were met without learning anything about others.
                 self.generous *= 4
@@ -265,12 +277,11 @@ class _Moments(Stages):
                 found = self.polish(f"polish-{name}", tensors["Theta"])
                 if found.held < NEAR:
                     return found
-            rough.append((info["unseen"], j, tensors["Theta"]))
-            least = min(rough)[0]
+            least = min(left for left, _, _ in rough)
             if settle and sum(left < 1.01 * least for left, _, _ in rough) > 1:
                 break
-        _, j, Theta = min(rough, key=lambda entry: entry[:2])
-        return self.polish(f"polish-start-{m}-{j}", Theta)
+        _, name, Theta = min(rough, key=lambda entry: entry[:2])
+        return self.polish(f"polish-{name}", Theta)
 
     def _unmix(self, name: str, m: int, enough: float) -> Stage:
         assert self.basis is not None
@@ -301,16 +312,19 @@ class _Moments(Stages):
                       enough=0.9 * best.held, report=self.report)
         return {"Theta": found.Theta[0]}, {"residuals": list(found.residuals), "products": found.products}
 
-    def _start(self, name: str, m: int, j: int) -> Stage:
-        """Gauss–Newton over all of Θ from a random point, in float32, to a rough fit."""
+    def _start(self, name: str, m: int, begin: int | Tensor) -> Stage:
+        """Gauss–Newton over all of Θ from a point, or the random one of that number, in float32, to a rough fit."""
         source, draw = self.source, self.generator(name)
-        Theta = torch.randn(m, source.d + 1, source.d, generator=draw)
-        Theta = Theta * ((1.0, 2.0, 0.5)[j % 3] / Theta.flatten(1).norm(dim=1).view(m, 1, 1))
-        Theta = Theta.to(source.device)
+        if isinstance(begin, Tensor):
+            Theta = begin.float()
+        else:
+            Theta = torch.randn(m, source.d + 1, source.d, generator=draw)
+            Theta = Theta * ((1.0, 2.0, 0.5)[begin % 3] / Theta.flatten(1).norm(dim=1).view(m, 1, 1))
+            Theta = Theta.to(source.device)
         shape: Shape = Factored.of(Theta, self.rank) if isinstance(self.rank, int) else Full(Theta)
         problem = source.problem(spaced(source.fit, self.rows_for(m)), m, torch.float32)
         solution = gauss_newton(Free(problem), shape, generator=draw, limit=self.limit, target=1e-4,
-                                report=self.report)
+                                budget=BUDGET * Theta.numel(), report=self.report)
         other = source.problem(source.held[: max(1, min(64, len(source.held)))], m, torch.float32)
         return {"Theta": solution.point.Theta}, {
             "residual": solution.residual, "unseen": unseen(solution.point, other),
@@ -376,9 +390,12 @@ class _Moments(Stages):
             return self._moments()
         except OutOfTimeError:
             self.deadline = math.inf
+            self.limit = 3
+            if self.rough is not None and (self.best is None or self.rough[0] < self.best.held):
+                self.polish(f"late-{self.rough[1]}", self.rough[2])
             if self.best is None:
-                self.limit = 3
-                self.restart(self.heads if isinstance(self.heads, int) else 1, range(1))
+                # Under a name of its own: with more time the run may be resumed.
+                self.restart(self.heads if isinstance(self.heads, int) else 1, range(1), word="late")
             assert self.best is not None
             return self.close(replace(self.best, reason="time"), False)
 

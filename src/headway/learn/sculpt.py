@@ -217,8 +217,10 @@ class Sculptor:
         X, q, r = found["X"], found["q"], found["residual"]
         x = X[torch.arange(len(X), device=X.device), found["a"]]
         rank = min(len(r), math.ceil(self.at.floor * self.d**2))
-        floor = float(r.kthvalue(max(1, rank)).values)
         W = self.total.to(X)
+        # Labels met to the last digit, as saturated patterns are, are still only known to the last digit.
+        digit = torch.finfo(X.dtype).eps * float((X @ W).norm(dim=2).max())
+        floor = max(float(r.kthvalue(max(1, rank)).values), digit, 1e-30)
         gram = Gram(self.d, X.device)
         kept: list[tuple[Tensor, Tensor, Tensor]] = []
         best = torch.topk(r, min(len(r), 8 * self.d**2), largest=False).indices
@@ -305,6 +307,9 @@ class Sculptor:
             seen += score.numel()
             self._tell(None)
         found = best.rows()
+        if len(found["a"]) < self.m * self.d**2:  # every pattern puts all its weight on one token
+            self._note("sharpen", j, begun, rows=seen, accepted=0)
+            return
         model = _FirstOrder(found["X"].double(), found["a"], found["y"].double())
         center, V, W = self.hull.center, self.hull.directions, self.total
         for _ in range(self.at.sweeps):
@@ -412,10 +417,14 @@ def hull_angle(A: Tensor, B: Tensor) -> float:
 
 
 def _least_squares(F: Tensor, Y: Tensor) -> Tensor:
-    G = F.T @ F
+    G, right = F.T @ F, F.T @ Y
     ridge = 1e-12 * G.diagonal().mean() * torch.eye(len(G), dtype=G.dtype, device=G.device)
-    solution: Tensor = torch.linalg.solve(G + ridge, F.T @ Y)
-    return solution
+    solution, info = torch.linalg.solve_ex(G + ridge, right)
+    if int(info):
+        # Where patterns put all weight on one token, the rows chosen may not span all directions.
+        solution = torch.linalg.pinv(G, rtol=1e-12, hermitian=True) @ right
+    found: Tensor = solution
+    return found
 
 
 def _told_apart(X: Tensor) -> Tensor:
