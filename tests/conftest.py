@@ -26,3 +26,15 @@ def refused():
             assert word in message, f"{word!r} is not in: {message}"
 
     return expect
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One Chromium for all pages of a test process."""
+    from playwright.sync_api import sync_playwright
+    from tests.browser import QUIET, chromium
+
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=chromium(), args=QUIET)
+        yield opened
+        opened.close()

@@ -20,7 +20,8 @@ ORDER = ["checks", "files", "devices", "attention", "krylov", "layer", "counting
          "certify.held_out", "certify.jacobian", "certify.identify", "certify.radius", "certify.report",
          "certify", "train.network", "train.data", "train.starts", "train.descent", "train.margin",
          "train.bounds", "train.select", "train.run", "train", "hardness.families", "hardness.secrets",
-         "hardness", "hardness.zoo", "hardness.race", "", "plot", "cli_train", "cli_hard", "cli", "__main__"]
+         "hardness", "hardness.zoo", "hardness.race", "", "traces", "plot", "report.story", "report.charts",
+         "report.page", "report", "cli_train", "cli_hard", "cli", "__main__"]
 
 
 def module_of(path):

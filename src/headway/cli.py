@@ -1,4 +1,4 @@
-"""The command line: demo, make, learn, certify, compare, train, hard, bench, show, plot.
+"""The command line: demo, make, learn, certify, compare, train, hard, bench, show, plot, report.
 
 Human text on stderr, --json on stdout.
 
@@ -63,7 +63,9 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the hidden layer.")] = 0,
     as_json: cli_train.Json = False,
 ) -> None:
-    """Hide a random layer, learn it from 4,000 examples, compare with the truth."""
+    """Hide a random layer, learn it from 4,000 examples, compare with the truth, write a page to look at."""
+    from headway.report import write_report
+
     folder = out or _free(Path("runs"), "demo")
     truth = hw.AttentionLayer.random(heads=heads, width=width, seed=seed)
     data = hw.draw(truth, count=4000, length=16, seed=seed + 1)
@@ -76,7 +78,12 @@ def demo(
     save_layer(folder / "truth.safetensors", truth)
     with _watch() as progress:
         fit = hw.learn(data, seed=seed, run=run, progress=progress)
-    _tell(fit, folder, truth, as_json)
+    fresh = hw.draw(truth, count=500, length=16, seed=seed + 2)
+    with err.status("certifying, drawing"):
+        found = hw.certify(fit.layer, fresh, seen=data.digest())
+        run.certified(found, {"examples": "drawn", "digest": fresh.digest()})
+        page = write_report(folder)
+    _tell(fit, folder, truth, as_json, page=page)
 
 
 @app.command()
@@ -241,6 +248,23 @@ def show(
     _tell(fit, folder, load_layer(truth) if truth else run.truth(), as_json, stages=True)
 
 
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder, of learn, demo or train.")],
+    out: Annotated[Path | None, typer.Option(help="The page; default: RUN/report.html.")] = None,
+    truth: Annotated[Path | None, typer.Option(help="A stored layer to set beside the learned one.")] = None,
+    as_json: cli_train.Json = False,
+) -> None:
+    """Write one page that explains a run: its heads, how sure they are, how they were found. Opens offline."""
+    from headway.report import write_report
+
+    with err.status("drawing"):
+        path = write_report(folder, out, truth)
+    err.print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB).", soft_wrap=True)
+    if as_json:
+        print(json.dumps({"report": str(path), "bytes": path.stat().st_size}))
+
+
 @app.command("plot")
 def plot_run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
@@ -248,16 +272,16 @@ def plot_run(
     kind: Annotated[str, typer.Option("--format", help="pdf, png or svg.")] = "pdf",
 ) -> None:
     """Write a run's figures for papers: its heads, the gap that counts them, the residual, the starts."""
-    from headway import plot
+    from headway import plot, traces
 
     checks.choice("--format", kind, ("pdf", "png", "svg"))
     fit = store.Run.open(folder).fit()
     target = out or folder / "figures"
     target.mkdir(parents=True, exist_ok=True)
     figures: list[tuple[str, Callable[[], Any]]] = [("residual", lambda: plot.plot_residual(fit))]
-    if any("singular_values" in event for event in fit.trace):
+    if traces.spectrum(fit.trace) is not None:
         figures.append(("spectrum", lambda: plot.plot_spectrum(fit)))
-    if any("starts" in event for event in fit.trace):
+    if traces.starts(fit.trace):
         figures.append(("starts", lambda: plot.plot_starts(fit)))
     for j in range(fit.layer.heads):
         for what in ("Theta", "W"):
@@ -269,7 +293,10 @@ def plot_run(
     err.print(f"Wrote {len(figures)} figures to {target}.")
 
 
-def _tell(fit: hw.Fit, folder: Path, truth: hw.AttentionLayer | None, as_json: bool, stages: bool = False) -> None:
+def _tell(
+    fit: hw.Fit, folder: Path, truth: hw.AttentionLayer | None, as_json: bool, stages: bool = False,
+    page: Path | None = None,
+) -> None:
     """The story of a run; exits 1 when the status is not ok."""
     match = hw.match(fit.layer, truth) if truth is not None else None
     err.print(f"[bold]{fit.status.sentence}[/bold]")
@@ -296,13 +323,16 @@ def _tell(fit: hw.Fit, folder: Path, truth: hw.AttentionLayer | None, as_json: b
     err.print(f"{stats['examples']} sequences ({stats['held_out']} held out, {stats['used']} used by the last "
               f"solve; counting floor {stats['floor']}), {stats['products']} products, {stats['seconds']:.1f} s. "
               f"Run folder: {folder}")
+    if page is not None:
+        err.print(f"Look at it: {page}", soft_wrap=True)
     if as_json:
         found = None if match is None else {
             "order": match.order, "theta_error": match.theta_error, "w_error": match.w_error,
             "missing": match.missing, "excess": match.excess}
         print(json.dumps({
             "run": str(folder), "status": fit.status.kind, "sentence": fit.status.sentence,
-            "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "match": found}))
+            "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "match": found,
+            **({} if page is None else {"report": str(page)})}))
     if not fit.status.ok:
         raise typer.Exit(1)
 

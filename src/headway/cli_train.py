@@ -140,7 +140,8 @@ def _training_figures(folder: Path, table: list[tuple[str, list[dict[str, Any]]]
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from headway.plot import PANELS, SAMPLED, plot_training
+    from headway.plot import plot_training
+    from headway.traces import PANELS, SAMPLED
 
     runs = [(label, last[0]) for label, last in table]
     names = []

@@ -7,21 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway import checks
+from headway import checks, traces
+from headway.traces import COLOURS, LOG2, PANELS, SAMPLED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from headway.results import Fit
-
-# Okabe and Ito's palette: told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-PANELS = {
-    "loss": ("training loss", True), "train_error": ("training error", False),
-    "margin": ("normalised margin", False), "norm": ("‖θ‖", False), "norm_W": ("‖W‖", False),
-    "travel": ("‖θ − θ⁰‖", False)}
-SAMPLED = {"test_error": "test error", "test_loss": "test loss", "mass": "attention on relevant tokens"}
-LOG2 = 0.6931471805599453
 
 
 def _axis(ax: Axes | None) -> Axes:
@@ -64,10 +56,12 @@ def plot_heads(fit: Fit, head: int = 0, what: str = "Theta", ax: Axes | None = N
 def plot_spectrum(fit: Fit, ax: Axes | None = None) -> Axes:
     """Singular values of the moments with the gap after which no head is expected."""
     axis = _axis(ax)
-    event = _event(fit, "singular_values", "a run with moments: more examples, or method='moments'")
-    values, m = event["singular_values"], int(event["heads"])
-    axis.plot(range(1, len(values) + 1), values, "o", color=COLOURS[0], markersize=4)
-    axis.axvline(m + 0.5, color=COLOURS[1], linestyle="--", linewidth=1, label=f"gap after {m}")
+    found = traces.spectrum(fit.trace)
+    if found is None:
+        checks.refuse("fit", "a trace with singular_values", "one without",
+                      "a run with moments: more examples, or method='moments'")
+    axis.plot(range(1, len(found.values) + 1), found.values, "o", color=COLOURS[0], markersize=4)
+    axis.axvline(found.heads + 0.5, color=COLOURS[1], linestyle="--", linewidth=1, label=f"gap after {found.heads}")
     axis.set_xlabel("direction")
     axis.set_ylabel("singular value")
     axis.set_ylim(bottom=0)
@@ -79,15 +73,11 @@ def plot_spectrum(fit: Fit, ax: Axes | None = None) -> Axes:
 def plot_residual(fit: Fit, ax: Axes | None = None) -> Axes:
     """Relative residual against seconds, stage after stage."""
     axis = _axis(ax)
-    begun, drawn = 0.0, 0
-    for event in fit.trace:
-        curve = event.get("curve", ())
-        if curve:
-            axis.plot([begun + at for at, _ in curve], [left for _, left in curve], marker=".", linewidth=1,
-                      color=COLOURS[drawn % len(COLOURS)], label=event["stage"])
-            drawn += 1
-        begun += event.get("seconds", 0.0)
-    if not drawn:
+    curves = traces.residuals(fit.trace)
+    for j, curve in enumerate(curves):
+        axis.plot(curve.seconds, curve.residual, marker=".", linewidth=1, color=COLOURS[j % len(COLOURS)],
+                  label=curve.stage)
+    if not curves:
         checks.refuse("fit", "a trace with residuals", "one without", "a run made by this version")
     axis.set_yscale("log")
     axis.set_xlabel("seconds")
@@ -98,26 +88,23 @@ def plot_residual(fit: Fit, ax: Axes | None = None) -> Axes:
 
 
 def plot_starts(fit: Fit, ax: Axes | None = None) -> Axes:
-    """Where the random starts of unmixing ended: agreement at the least residual is evidence."""
+    """Where the first several starts ended: agreement at the least residual is evidence."""
     axis = _axis(ax)
-    event = _event(fit, "starts", "a run that unmixed: more examples, or method='moments'")
-    starts = event["starts"]
-    least = min(starts)
-    axis.plot(range(1, len(starts) + 1), starts, "o", color=COLOURS[0], markersize=5)
-    axis.axhline(least, color=COLOURS[1], linestyle="--", linewidth=1,
-                 label=f"{sum(r <= 1.01 * least for r in starts)} of {len(starts)} at the least")
-    axis.set_xticks(range(1, len(starts) + 1))
+    several = traces.starts(fit.trace)
+    if not several:
+        checks.refuse("fit", "a trace with starts", "one without", "method='moments' or 'starts'")
+    first = several[0]
+    count = len(first.residuals)
+    axis.plot(range(1, count + 1), first.residuals, "o", color=COLOURS[0], markersize=5)
+    axis.axhline(min(first.residuals), color=COLOURS[1], linestyle="--", linewidth=1,
+                 label=f"{first.agreeing} of {count} at the least")
+    axis.set_xticks(range(1, count + 1))
     axis.set_xlabel("start")
     axis.set_ylabel("residual on other rows")
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3, linewidth=0.4)
     axis.legend(frameon=False, fontsize=8)
     return axis
-
-
-def _event(fit: Fit, key: str, hint: str) -> Mapping[str, Any]:
-    found = next((event for event in fit.trace if key in event), None)
-    return found if found is not None else checks.refuse("fit", f"a trace with {key}", "one without", hint)
 
 
 def plot_training(
@@ -136,15 +123,12 @@ def plot_training(
             continue
         values = run["columns"][what]
         axis.plot(range(len(values)), values, color=colour, label=label)
-        if what == "loss":
-            for one in run["bounds"]:
-                if one["form"] == "safe" and one["ground"] == "a priori" and not one["failing"]:
-                    steps = [k for k in range(1, len(values)) if k % max(1, len(values) // 100) == 0]
-                    bound = [one["training"] * run["steps"] / k for k in steps]
-                    axis.plot(steps, bound, color=colour, linestyle="--", label=f"{label}, bound")
-                    axis.axhspan(LOG2, max(LOG2, max(bound)), color="0.9", zorder=0)
-                    axis.annotate("vacuous", (0.98, LOG2), xycoords=("axes fraction", "data"), ha="right",
-                                  va="bottom", fontsize=8, color="0.4")
+        limit = traces.bound(run) if what == "loss" else None
+        if limit is not None:
+            axis.plot(*limit, color=colour, linestyle="--", label=f"{label}, bound")
+            axis.axhspan(LOG2, max(LOG2, *limit[1]), color="0.9", zorder=0)
+            axis.annotate("vacuous", (0.98, LOG2), xycoords=("axes fraction", "data"), ha="right",
+                          va="bottom", fontsize=8, color="0.4")
     axis.set_xlabel("iteration")
     axis.set_ylabel(SAMPLED[what] if what in SAMPLED else PANELS[what][0])
     if what in PANELS and PANELS[what][1]:

@@ -1,0 +1,81 @@
+"""The page: a template, a style sheet and a script, filled with a run's story and figures, in one file.
+
+Everything is inside, plotly too; a content security policy forbids the page to ask for anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from headway import checks
+from headway.files import write_bytes
+from headway.report.charts import charts, maps
+from headway.report.story import PAPERS, Story, gather, plain
+
+NAME = "report.html"
+MARKS = {"yes": "✓", "no": "✗", "undecided": "?"}
+
+
+def write_report(
+    run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None,
+    truth: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write the page of a finished run folder, by default to RUN/report.html; its path.
+
+    ``truth``: a stored layer to set beside the learned one; by default the one in the run folder, if any.
+    """
+    folder = Path(run)
+    target = folder / NAME if out is None else Path(out)
+    if target.is_dir():
+        checks.refuse("out", "a file name", f"{target}, a folder", f"{target / NAME}")
+    if not target.parent.is_dir():
+        checks.refuse("out", "a file in a folder that exists", str(target), f"mkdir -p {target.parent}")
+    story = gather(folder, None if truth is None else Path(truth))
+    write_bytes(target, render(story).encode())
+    return target
+
+
+def render(story: Story) -> str:
+    """The story as one page of HTML."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    except ImportError:
+        checks.refuse("report", "plotly and jinja2", "none installed", "pip install plotly jinja2")
+    figures = charts(story)
+    data = {"charts": {one.name: one.spec() for one in figures}, "heads": maps(story)}
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page: str = template.from_string(_part("page.html")).render(
+        story=story, charts=figures, marks=MARKS, papers=PAPERS, config=plain(story.config), shown=_shown,
+        style=_part("page.css"), script=_part("page.js"), plotly=get_plotlyjs(), data=_embedded(data))
+    return page
+
+
+def _part(name: str) -> str:
+    return (resources.files("headway.report") / name).read_text(encoding="utf-8")
+
+
+def _embedded(data: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(_finite(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return value
+
+
+def _shown(value: float, otherwise: str = "–") -> str:
+    """A number for a table, and a word where there is none."""
+    return f"{value:.3g}" if math.isfinite(value) else otherwise

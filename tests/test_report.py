@@ -1,0 +1,345 @@
+"""The page that explains a run: in a real browser, as a person and a screen reader meet it, and what it says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import shlex
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import torch
+from axe_playwright_python.sync_playwright import Axe
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.browser import Visit
+from typer.testing import CliRunner
+
+import headway as hw
+from headway.cli import app
+from headway.layer import load_layer
+from headway.report import write_report
+from headway.report.charts import _packed, charts, maps
+from headway.report.page import render
+from headway.report.story import PAPERS, command, gather
+from headway.results import Fit, Status
+from headway.store import Run
+
+ROOT = Path(__file__).parent.parent
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output + str(result.exception)
+    return result
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A demonstration, a sculpted run without truth and certificate, one that failed, and a trained one."""
+    base = tmp_path_factory.mktemp("report")
+    invoke("demo", "--out", base / "demo", "--heads", 3, "--width", 12)
+    invoke("make", base / "two", "--heads", 2, "--width", 8, "--length", 2, "--count", 30_000)
+    invoke("learn", base / "two", "--out", base / "sculpted", "--heads", 2, "--method", "sculpt")
+    invoke("make", base / "few", "--heads", 3, "--width", 8, "--length", 6, "--count", 300, "--key-bias")
+    invoke("learn", base / "few", "--out", base / "short", "--heads", 1, "--starts", 2, code=1)
+    law = ("--zeta", 0.5, "--tokens", 4, "--width", 6, "--strength", 1, "--noise", 0.1)
+    invoke("train", "--out", base / "trained", "--heads", "4,100000000000000", "--step", 0.1, "--steps", 60, *law)
+    return base
+
+
+PAGES = ("demo", "sculpted", "short", "trained")
+
+
+@pytest.fixture(scope="module")
+def pages(runs):
+    truth = {"short": runs / "few" / "truth.safetensors"}
+    return {name: write_report(runs / name, truth=truth.get(name)) for name in PAGES}
+
+
+# -- in the browser ---------------------------------------------------------------------------------------------
+
+
+def drawn(visit):
+    visit.page.wait_for_selector("html[data-drawn=yes]", timeout=60_000)
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(1000, "light"), (390, "dark")])
+def test_a_page_opens_draws_everything_and_asks_for_nothing(browser, pages, name, width, scheme):
+    with Visit(browser, pages[name], width, scheme) as visit:
+        drawn(visit)
+        assert visit.complaints == []
+        assert visit.requests == [visit.address]
+        for plot in visit.page.query_selector_all(".plot"):
+            if plot.get_attribute("data-side") == "true" and not plot.query_selector(".main-svg"):
+                continue  # a learned head that stands for no true one; its caption says so
+            box = plot.query_selector(".main-svg").bounding_box()
+            assert box["width"] > 200 and box["height"] > 80, plot.get_attribute("id")
+            marks = plot.query_selector_all(".points path, .bars path, .lines path, .heatmaplayer image, .hm image")
+            assert marks, f"nothing drawn in {plot.get_attribute('id')}"
+        wide = visit.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert wide[0] <= wide[1], "the page scrolls sideways"
+        # A title that is a formula, or one longer word, must not run out of the page either.
+        for box in visit.page.evaluate("Array.from(document.querySelectorAll('h1, h2, h3, p, pre, figcaption'), "
+                                       "e => e.getBoundingClientRect().right)"):
+            assert box <= width + 1
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_serious_accessibility_problem(browser, pages, name, scheme):
+    with Visit(browser, pages[name], scheme=scheme) as visit:
+        drawn(visit)
+        for summary in visit.page.query_selector_all("summary"):
+            summary.click()
+        found = Axe().run(visit.page).response["violations"]
+    serious = [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found
+               if one["impact"] in ("serious", "critical")]
+    assert serious == []
+
+
+def test_axe_would_find_a_problem(browser, pages, tmp_path):
+    spoiled = tmp_path / "spoiled.html"
+    spoiled.write_text(pages["demo"].read_text().replace("--soft: #5a6069", "--soft: #dddddd"))
+    with Visit(browser, spoiled) as visit:
+        drawn(visit)
+        found = Axe().run(visit.page).response["violations"]
+    assert "color-contrast" in [one["id"] for one in found]
+
+
+def test_a_cell_tells_its_value_to_the_mouse_and_to_the_keyboard(browser, pages, runs):
+    layer = load_layer(runs / "demo" / "layer.safetensors")
+    with Visit(browser, pages["demo"]) as visit:
+        drawn(visit)
+        plot = visit.page.query_selector("#map-Θ-learned")
+        image = plot.query_selector(".heatmaplayer image").bounding_box()
+        cell = image["width"] / 12
+        visit.page.mouse.move(image["x"] + 4.5 * cell, image["y"] + 2.5 * cell)
+        visit.page.wait_for_selector("#map-Θ-learned .hoverlayer text")
+        told = plot.query_selector(".hoverlayer").text_content().replace("−", "-")
+        row, column, value = re.search(r"Θ\[(\d+), (\d+)\] = (-?[\d.e-]+)", told).groups()
+        assert (row, column) == ("3", "5")
+        assert float(value) == pytest.approx(float(layer.Theta[0, 2, 4]), abs=1e-4)
+        plot.focus()
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+            visit.page.keyboard.press(key)
+        said = visit.page.text_content("#note-Θ-learned").replace("−", "-")
+        row, column, value = re.search(r"Row (\d+), column (\d+): (-?[\d.e-]+)\.", said).groups()
+        assert float(value) == pytest.approx(float(layer.Theta[0, int(row) - 1, int(column) - 1]), abs=1e-4)
+        assert (row, column) == ("2", "2")
+
+
+def test_another_head_is_shown_beside_its_own_true_one(browser, pages, runs):
+    layer, truth = (load_layer(runs / "demo" / f"{name}.safetensors") for name in ("layer", "truth"))
+    order = hw.match(layer, truth).order
+    with Visit(browser, pages["demo"]) as visit:
+        drawn(visit)
+        visit.page.focus("input[name=head]:checked")
+        visit.page.keyboard.press("ArrowRight")
+        visit.page.wait_for_selector("#map-W-true[data-head='2']")
+        for side, whole in (("learned", layer.W[1]), ("true", truth.W[order.index(1)])):
+            z = visit.page.evaluate(
+                f"Array.from(document.getElementById('map-W-{side}').data[0].z, row => Array.from(row))")
+            torch.testing.assert_close(torch.tensor(z).double(), whole, rtol=0, atol=1e-4)
+        assert "Head 2" in visit.page.text_content("#note-spectra")
+        assert visit.complaints == []
+
+
+def test_the_slider_goes_back_through_the_rounds(browser, pages):
+    with Visit(browser, pages["sculpted"]) as visit:
+        drawn(visit)
+        bars = "Array.from(document.getElementById('chart-rounds').data[0].y)"
+        last = visit.page.evaluate(bars)
+        visit.page.focus("#slide-rounds")
+        visit.page.keyboard.press("Home")
+        first = visit.page.evaluate(bars)
+        assert visit.page.text_content("#told-rounds").startswith("Round 1:")
+        assert first[1] > 2 * last[1], "across the hull the body has shrunk"
+        assert visit.complaints == []
+
+
+def test_a_page_follows_the_change_from_light_to_dark(browser, pages):
+    with Visit(browser, pages["demo"]) as visit:
+        drawn(visit)
+        look = ("[getComputedStyle(document.body).backgroundColor, "
+                "document.getElementById('chart-stages').layout.font.color]")
+        light = visit.page.evaluate(look)
+        visit.page.emulate_media(color_scheme="dark")
+        for _ in range(100):  # the page's own policy forbids waiting inside it
+            dark = visit.page.evaluate(look)
+            if dark[1] != light[1]:
+                break
+            visit.page.wait_for_timeout(50)
+        assert dark[0] != light[0]
+        assert dark[1] != light[1]
+        assert visit.complaints == []
+
+
+# -- what it says -----------------------------------------------------------------------------------------------
+
+
+def text(page):
+    """What a reader sees, without the embedded scripts."""
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", page, flags=re.S))
+
+
+def test_a_demonstration_tells_all(pages, runs):
+    page = text(pages["demo"].read_text())
+    for words in ("3 heads, recovered", "Recovered to the floor of the arithmetic",
+                  "worst relative error of any head", "Its certificate answers", "held-out quantile", "undecided",
+                  "headway demo --heads 3 --width 12 --seed 0", "Provably learning a multi-head attention layer"):
+        assert words in page
+    assert "has no certificate" not in page
+    claims = gather(runs / "demo").certificate.claims
+    assert page.count("rests on") == len(claims)
+
+
+def test_what_is_missing_is_said(pages):
+    page = text(pages["sculpted"].read_text())
+    assert "This run has no certificate" in page
+    assert "The true layer is not known to this run" in page
+    assert "true head" not in page
+
+
+def test_a_layer_not_established_is_not_dressed_up(pages, runs):
+    page = text(pages["short"].read_text())
+    assert "1 head, not realisable" in page
+    assert "Beside the true layer of 3 heads: missing" in page
+    assert not gather(runs / "short").ok
+
+
+def test_a_trained_run_shows_its_bounds(pages, runs):
+    story = gather(runs / "trained")
+    loss = next(chart for chart in charts(story) if chart.name == "loss")
+    names = [line["name"] for line in loss.data]
+    assert "H = 4" in names
+    assert "H = 1e+14: bound" in names
+    assert "hypotheses hold for 1 of 2 settings" in loss.caption
+    (vacuous,) = loss.layout["shapes"]
+    assert vacuous["y0"] == pytest.approx(math.log(2))
+    assert "what fails" in text(pages["trained"].read_text())
+
+
+def test_the_command_on_the_page_makes_the_same_layer_again(runs, tmp_path):
+    for name in ("demo", "sculpted"):
+        words = shlex.split(gather(runs / name).command.replace("RUN", str(tmp_path / name)))
+        out = [] if "--out" in words else ["--out", tmp_path / name]
+        invoke(*words[1:], *out)
+        old, new = (load_layer(folder / name / "layer.safetensors") for folder in (runs, tmp_path))
+        assert torch.equal(old.Theta, new.Theta)
+    again = shlex.split(gather(runs / "trained").command.replace("RUN", str(tmp_path / "trained")))
+    invoke(*again[1:])
+    old, new = (json.loads((folder / "trained" / "results.json").read_text()) for folder in (runs, tmp_path))
+    assert old["results"] == new["results"]
+
+
+def test_a_run_made_from_python_says_so(tmp_path):
+    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
+    run = Run.create(tmp_path / "run", {"mine": "<b>bold</b>"})
+    hw.learn(hw.draw(layer, count=100, length=4, seed=1), run=run)
+    page = write_report(tmp_path / "run").read_text()
+    assert "made from Python" in page
+    assert "<b>bold</b>" not in page, "what users wrote is text, not markup"
+    assert command({"mine": 1}) is None
+
+
+def test_every_figure_is_one_that_plotly_knows(runs):
+    kinds = set()
+    for name in PAGES:
+        for chart in charts(gather(runs / name)):
+            for data in [chart.data, *(frame["data"] for frame in chart.frames)]:
+                go.Figure(data=data, layout=chart.layout)  # raises on an unknown property or value
+            kinds.add(chart.name.split("-")[0])
+            assert chart.caption
+            assert chart.alt or not chart.data
+    assert kinds == {"stages", "residual", "spectrum", "starts", "rounds", "loss", "panel"}
+
+
+def opened(packed, side):
+    kind = {1: "i1", 2: "<i2"}[packed["bytes"]]
+
+    def read(name):
+        return np.frombuffer(zlib.decompress(base64.b64decode(packed[name])), kind)
+
+    steps = read("learned")
+    if side == "true":
+        steps = steps + read("difference")
+    return steps.reshape(packed["rows"], packed["columns"]) * packed["step"]
+
+
+@given(st.integers(0, 2**31), st.sampled_from(["i1", "<i2"]), st.floats(-12, 12), st.booleans())
+def test_matrices_travel_to_within_half_a_step(seed, kind, size, far):
+    draw = torch.Generator().manual_seed(seed)
+    A = 10.0**size * torch.randn(5, 7, generator=draw, dtype=torch.float64)
+    B = 10.0**size * torch.randn(5, 7, generator=draw, dtype=torch.float64) if far else A * (1 + 1e-9)
+    packed = _packed(A, B, np.dtype(kind))
+    for side, whole in (("learned", A), ("true", B)):
+        assert abs(opened(packed, side) - whole.numpy()).max() <= 0.5001 * packed["step"], f"seed {seed}"
+
+
+def test_twelve_heads_of_width_384_stay_under_15_megabytes(tmp_path):
+    truth = hw.AttentionLayer.random(heads=12, width=384, rank=32, seed=0)
+    off = replace(truth, Theta=truth.Theta + 0.3 * torch.randn(truth.Theta.shape, dtype=torch.float64) / 384)
+    run = Run.create(tmp_path / "run", {"command": "demo", "hidden_heads": 12, "width": 384, "seed": 0})
+    stats = {"rank": 32, "held_out_error": 1e-15, "examples": 40_000, "floor": 1000, "seconds": 9.0, "products": 1}
+    # The worst case for the size: a truth that agrees nowhere.
+    run.finish(Fit(off, Status("recovered", "Recovered."), stats, ({"stage": "polish", "seconds": 9.0},)))
+    hw.layer.save_layer(tmp_path / "truth.safetensors", truth)
+    path = write_report(tmp_path / "run", truth=tmp_path / "truth.safetensors")
+    assert path.stat().st_size < 15e6
+    assert len(maps(gather(tmp_path / "run"))) == 12
+
+
+# -- bad input --------------------------------------------------------------------------------------------------
+
+
+def test_bad_folders_are_refused_with_a_sentence(runs, tmp_path):
+    half = tmp_path / "half"
+    Run.create(half, {"command": "learn"}).begin()
+    spoiled = tmp_path / "spoiled"
+    spoiled.mkdir()
+    for path in (runs / "demo").glob("*.*"):
+        (spoiled / path.name).write_bytes(path.read_bytes())
+    (spoiled / "layer.safetensors").write_bytes(b"no layer")
+    other = tmp_path / "trained"
+    Run.create(other, {"command": "train"}).begin()
+    (other / "results.json").write_text('{"kind": "something else"}')
+    for folder, words in ((tmp_path / "nowhere", "a run folder"), (runs / "few", "a run folder"),
+                          (half, "a finished run"), (spoiled, "the file the manifest describes"),
+                          (other, "results of kind")):
+        with pytest.raises(hw.InputError, match=words):
+            gather(folder)
+        before = sorted(folder.glob("*")) if folder.exists() else []
+        result = CliRunner().invoke(app, ["report", str(folder)])
+        assert isinstance(result.exception, hw.InputError)
+        assert (sorted(folder.glob("*")) if folder.exists() else []) == before, "nothing is written"
+
+
+def test_bad_places_are_refused(runs, refused, tmp_path):
+    with refused("out", "a folder"):
+        write_report(runs / "demo", tmp_path)
+    with refused("out", "mkdir"):
+        write_report(runs / "demo", tmp_path / "no" / "page.html")
+    with pytest.raises(hw.InputError):
+        write_report(runs / "demo", truth=runs / "demo" / "config.json")
+
+
+def test_without_plotly_a_sentence_says_what_to_install(runs, refused, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    with refused("report", "pip install"):
+        render(gather(runs / "demo"))
+
+
+def test_the_papers_are_those_of_the_citation_file():
+    cited = (ROOT / "CITATION.cff").read_text()
+    for words, address in PAPERS:
+        assert address in cited
+        title = words.split(". ", 2)[-1].rsplit(". ", 1)[0]
+        assert title in cited or title.split(". ")[-1] in cited
