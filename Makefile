@@ -4,15 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test bench clean
+.PHONY: demo test bench docs clean
 
 demo: $(READY)
 	$(BIN)/headway demo
 
 test: $(READY)
-	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff check src tests bench docs
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+docs: $(READY)
+	MPLBACKEND=Agg $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "The site: docs/_build/html/index.html"
 
 bench: $(READY)
 	for name in speed rank success few noise memory sculpt cost coverage certify_large mixture planted \
@@ -25,4 +29,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache docs/_build docs/gallery

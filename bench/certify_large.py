@@ -7,10 +7,12 @@ import sys
 import headway as hw
 from common import record, timed
 
+SHAPE, COUNT = {"heads": 12, "width": 384, "rank": 32}, 2000
+
 
 def main() -> None:
-    layer = hw.AttentionLayer.random(heads=12, width=384, rank=32, key_bias=True, offset=True, scale=3.0, seed=0)
-    data = hw.draw(layer, count=2000, length=32, seed=1)
+    layer = hw.AttentionLayer.random(key_bias=True, offset=True, scale=3.0, seed=0, **SHAPE)
+    data = hw.draw(layer, count=COUNT, length=32, seed=1)
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     data = hw.Examples(data.X.to(device), data.Y.to(device))
     found, seconds = timed(lambda: hw.certify(layer, data))

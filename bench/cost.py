@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import headway as hw
 from common import RESULTS, record, timed
 
-SEEDS = (200, 201, 202)
+SEEDS, HEADS = (200, 201, 202), range(1, 5)
 FIRST = {"sculpt": {1: 125, 2: 6_250, 3: 25_000, 4: 31_250}, "moments": {1: 50, 2: 50, 3: 50, 4: 50}}
 MOST = 8_000_000
 
@@ -62,18 +62,18 @@ def figure(rows: list[dict[str, object]]) -> None:
             ax.semilogy(heads, values, color=colour, marker=mark, label=method)
         ax.set_xlabel("heads m")
         ax.set_ylabel(words)
-        ax.set_xticks(range(1, 5))
+        ax.set_xticks(HEADS)
         ax.grid(alpha=0.3, which="both", linewidth=0.4)
     axes[0].legend(frameon=False)
     fig.savefig(RESULTS / "cost.png", dpi=160)
 
 
 def main() -> None:
-    rows = [needed(method, m) for method in ("moments", "sculpt") for m in range(1, 5)]
+    rows = [needed(method, m) for method in ("moments", "sculpt") for m in HEADS]
     by = {(r["method"], r["heads"]): r["examples"] for r in rows}
     record("cost", "python bench/cost.py", {
-        "examples by sculpting, m = 1 to 4": ", ".join(str(by["sculpt", m]) for m in range(1, 5)),
-        "examples by moments, m = 1 to 4": ", ".join(str(by["moments", m]) for m in range(1, 5))}, rows)
+        "examples by sculpting, m = 1 to 4": ", ".join(str(by["sculpt", m]) for m in HEADS),
+        "examples by moments, m = 1 to 4": ", ".join(str(by["moments", m]) for m in HEADS)}, rows)
     figure(rows)
 
 

@@ -18,13 +18,15 @@ from headway.certify.jacobian import sample
 from headway.certify.radius import radius
 
 REPETITIONS, SIZE, FRACTION = 500, 600, 0.02
+WHOLE = 200_000  # sequences that stand for the law itself
+LAYERS = range(20)
 
 
 def coverage() -> list[dict[str, object]]:
     teacher = hw.AttentionLayer.random(heads=2, width=6, seed=0)
     other = hw.AttentionLayer.random(heads=2, width=6, seed=1)
     student = replace(teacher, Theta=teacher.Theta + 0.05 * other.Theta)
-    whole = errors(student, hw.draw(teacher, count=200_000, length=5, seed=2))
+    whole = errors(student, hw.draw(teacher, count=WHOLE, length=5, seed=2))
     quantile = float(torch.quantile(whole.each, 1 - FRACTION))
     mean = float(whole.each.square().mean())
     bound = 6**0.5 * float(torch.linalg.matrix_norm(teacher.W, 2).sum())
@@ -43,7 +45,7 @@ def coverage() -> list[dict[str, object]]:
 
 def radii() -> list[dict[str, object]]:
     rows = []
-    for seed in range(20):
+    for seed in LAYERS:
         m, d = 1 + seed % 4, (6, 8, 12, 16)[seed // 5]
         layer = hw.AttentionLayer.random(heads=m, width=d, seed=300 + seed)
         data = hw.draw(layer, count=1500, length=6, law=("boolean", "gaussian")[seed % 2], seed=400 + seed)

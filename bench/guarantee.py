@@ -16,17 +16,17 @@ from headway.train.descent import descend
 from headway.train.margin import Margin, Start
 
 H = 10**14
-
-
 SHORT = {"tokens": 4, "width": 6, "zeta": 0.5, "strength": 1.0, "noise": 0.1}
+RUNS = (  # data, heads, step, steps
+    ("default mixture", {}, 16, 1.0, 400), ("ζ = 0.3, noise 0.2", {"zeta": 0.3, "noise": 0.2}, 16, 0.1, 400),
+    ("ζ = 0.3, noise 0.2", {"zeta": 0.3, "noise": 0.2}, H, 0.01, 400),
+    ("T = 4, S = 1, ζ = 0.5", SHORT, H, 0.1, 1000))
+SIZES = ((2000, 400), (8000, 400), (16000, 400))  # training sequences, steps
 
 
 def training() -> list[dict[str, object]]:
     rows = []
-    for label, law, heads, step, steps in (
-        ("default mixture", {}, 16, 1.0, 400), ("ζ = 0.3, noise 0.2", {"zeta": 0.3, "noise": 0.2}, 16, 0.1, 400),
-        ("ζ = 0.3, noise 0.2", {"zeta": 0.3, "noise": 0.2}, H, 0.01, 400),
-        ("T = 4, S = 1, ζ = 0.5", SHORT, H, 0.1, 1000)):
+    for label, law, heads, step, steps in RUNS:
         done = ht.train(ht.mixture(100, **law), heads, step=step, steps=steps)
         found = done.certificate
         rows.append({"data": label, "heads": float(heads), "step": step, "steps": steps,
@@ -38,7 +38,7 @@ def training() -> list[dict[str, object]]:
 
 def generalization() -> list[dict[str, object]]:
     rows = []
-    for n, K in ((2000, 400), (8000, 400), (16000, 400)):
+    for n, K in SIZES:
         data, test = ht.mixture(n, **SHORT), ht.mixture(20_000, seed=1, **SHORT)
         net = ht.start("zero", H, data)
         begun = Start(0.0, 0.0, Margin(1.0, 1.0, data.y, None))  # γ is not needed: g₀ is measured

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from common import record, timed
 
+SIZE = ["--heads", "8", "--width", "128", "--length", "32", "--count", "50000", "--shards", "25", "--rank", "16",
+        "--seed", "3"]
+
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data, run = Path(folder) / "data", Path(folder) / "run"
         command = [sys.executable, "-m", "headway"]
-        size = ["--heads", "8", "--width", "128", "--length", "32", "--count", "50000", "--shards", "25"]
-        size += ["--rank", "16", "--seed", "3"]
-        subprocess.run([*command, "make", str(data), *size], check=True)
+        subprocess.run([*command, "make", str(data), *SIZE], check=True)
         made = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
         size_gib = sum(p.stat().st_size for p in data.iterdir()) / 2**30
         done, seconds = timed(lambda: subprocess.run(

@@ -8,10 +8,12 @@ from torch import nn
 import headway as hw
 from common import record, timed
 
+SEEDS = range(5)
+
 
 def main() -> None:
     rows = []
-    for seed in range(5):
+    for seed in SEEDS:
         torch.manual_seed(seed)
         module = nn.MultiheadAttention(64, 8, batch_first=True, dtype=torch.float64).eval()
         with torch.no_grad():  # biases start at zero in torch; a trained module has some

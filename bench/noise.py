@@ -14,6 +14,8 @@ from headway.projected import Problem, Rows
 
 CASES = [(2, 8, 8, 600), (3, 12, 8, 800), (4, 16, 16, 1000), (2, 16, 4, 1500), (4, 32, 16, 2000)]
 
+SEEDS = range(4)
+
 
 def optimum(layer: hw.AttentionLayer, data: hw.Examples) -> hw.AttentionLayer:
     """Least squares on all examples, started at the truth, with the same unknowns as the learner."""
@@ -31,7 +33,7 @@ def size(match: hw.Match) -> float:
 def main() -> None:
     rows = []
     for m, d, k, n in CASES:
-        for seed in range(4):
+        for seed in SEEDS:
             layer = hw.AttentionLayer.random(heads=m, width=d, seed=seed)
             data = hw.draw(layer, count=n, length=k, noise=0.01, seed=900 + seed)
             fit, seconds = timed(lambda data=data: hw.learn(data))

@@ -25,6 +25,7 @@ from headway.files import write_tensors
 from headway.learn.descent import descend
 from headway.learn.source import Source, find_frame
 
+HEADS, LENGTH = 12, 32
 PROBE = 40  # steps by which the time of one is measured
 TOLD = ("seconds", "residual", "held", "sequences", "rank", "gap", "starts", "residuals", "products", "heads")
 
@@ -83,8 +84,8 @@ def main() -> None:
         "" if asked.adam else " --adam 0")
     rows = []
     for number in asked.layers:
-        layer = hw.from_checkpoint(path, number, heads=12).to(asked.device)
-        data = hw.draw(layer, count=asked.count, length=32, seed=100 + number)
+        layer = hw.from_checkpoint(path, number, heads=HEADS).to(asked.device)
+        data = hw.draw(layer, count=asked.count, length=LENGTH, seed=100 + number)
         begun = clock(data.device)
         fit = hw.learn(data, seconds=asked.seconds)
         spent = clock(data.device) - begun
@@ -103,7 +104,7 @@ def main() -> None:
             asked.keep.mkdir(parents=True, exist_ok=True)
             write_tensors(asked.keep / f"layer-{number}.safetensors", {
                 **vars(fit.factors), "offset": fit.layer.offset}, {})
-        whole = [row for row in rows if row["heads within 1e-6"] == 12]
+        whole = [row for row in rows if row["heads within 1e-6"] == HEADS]
         record(name, command, {
             "layers": len(rows), "recovered to 1e-6": len(whole),
             "slowest of those, s": max((row["seconds"] for row in whole), default=None)}, rows)

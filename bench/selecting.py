@@ -5,12 +5,12 @@ from __future__ import annotations
 from common import record
 from headway.train.select import max_margin, selection, turn
 
-STEPS = 20_000
+STEPS, SEEDS = 20_000, range(5)
 
 
 def main() -> None:
     rows = []
-    for seed in range(5):
+    for seed in SEEDS:
         problem = selection(20, seed=seed)
         target = max_margin(problem)
         for rate in (1.0, 10.0):

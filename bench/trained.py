@@ -17,6 +17,8 @@ from common import record
 from headway.hardness.zoo import trained_folder
 from headway.layer import save_layer
 
+STEPS = 3000
+
 
 class Block(nn.Module):
     def __init__(self, words: int, length: int, width: int, heads: int, answers: int) -> None:
@@ -57,7 +59,7 @@ def main() -> None:
         draw = torch.Generator().manual_seed(1)
         model = Block(*shape)
         adam = torch.optim.Adam(model.parameters(), lr=3e-3)
-        for _ in range(3000):
+        for _ in range(STEPS):
             tokens, answers = task(draw, 128)
             loss = cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
             adam.zero_grad()

@@ -34,6 +34,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
                   help="Learn a multi-head attention layer from examples of what it does.")
 OPTIONS = {"heads", "method", "search", "polish", "rank", "max_heads", "starts", "limit", "seconds", "seed",
            "device"}
+DRAWN = ("heads", "width", "scale", "rank", "key_bias", "offset", "causal", "dtype")  # what a random layer is given
 err = Console(stderr=True, highlight=False)
 app.command()(cli_train.train)
 app.command()(cli_hard.hard)
@@ -88,7 +89,9 @@ def demo(
 
 @app.command()
 def make(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="New folder for the shards.")],
+    layer: Annotated[Path | None, typer.Option(help="A stored layer to draw from; default: a random one.")] = None,
     heads: Annotated[int, typer.Option(help="Heads of the random layer.")] = 4,
     width: Annotated[int, typer.Option(help="Features of a token.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 16,
@@ -102,16 +105,24 @@ def make(
     noise: Annotated[float, typer.Option(help="Label noise relative to the labels' root mean square.")] = 0.0,
     shards: Annotated[int, typer.Option(help="Files to write.")] = 1,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    seed: Annotated[int, typer.Option(help="Seed of the layer; the inputs take the next one.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a random layer; the inputs take the next one.")] = 0,
     as_json: cli_train.Json = False,
 ) -> None:
-    """Draw a random layer and write examples of it to shards; the layer itself goes to truth.safetensors."""
+    """Write examples of a random or a stored layer to shards; the layer itself goes to truth.safetensors."""
     checks.whole("count", count)
     checks.whole("shards", shards, 1, count)
     kind = getattr(torch, checks.choice("dtype", dtype, ("float64", "float32")))
-    truth = hw.AttentionLayer.random(
-        heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,
-        mask="causal" if causal else "none", seed=seed, dtype=kind)
+    if layer is not None:
+        sources = {name: context.get_parameter_source(name) for name in DRAWN}
+        given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        if given:
+            checks.refuse(f"--{given[0].replace('_', '-')}", "nothing that describes a random layer, with --layer",
+                          "one such option", "leave it out; the stored layer has its own")
+        truth = load_layer(layer)
+    else:
+        truth = hw.AttentionLayer.random(
+            heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,
+            mask="causal" if causal else "none", seed=seed, dtype=kind)
     sizes = examples.even(count, shards)
     drawn = examples.draw_batches(truth, count, length, law=_law(law), noise=noise, seed=seed + 1)
     with cli_train.progress(err, "writing shards", shards) as step:

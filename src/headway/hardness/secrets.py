@@ -151,9 +151,9 @@ class Seen:
 
 
 def low_degree(X: Tensor, y: Tensor, degree: int, skip: tuple[int, ...] = ()) -> Seen:
-    """max over products χ of ``degree`` distinct entries of (x_1, x_2) of |mean yχ|/deviation of y, entries at the
-    coordinates ``skip`` left out. Under no relation a correlation of n samples is Gaussian with deviation 1/√n, and
-    the largest of M stays below √(2 log(100 M)/n) in 99 of 100 cases.
+    """max over products χ of ``degree`` distinct entries of (x_1, x_2) of abs(mean yχ)/deviation of y, entries at
+    the coordinates ``skip`` left out. Under no relation a correlation of n samples is Gaussian with deviation
+    1/√n, and the largest of M stays below √(2 log(100 M)/n) in 99 of 100 cases.
     """
     checks.whole("degree", degree)
     checks.shape("X", X, ("n", "k", "d"), "tokens as rows, features last")

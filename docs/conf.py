@@ -1,0 +1,39 @@
+"""How the documentation site is built: ``make docs``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed
+
+project = "Headway"
+author = "The Headway authors"
+release = version = installed("headway")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+exclude_patterns = ["_build", "examples"]
+html_theme = "furo"
+html_title = "Headway"
+html_show_sphinx = False
+html_copy_source = False
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures in the text are long enough
+autodoc_preserve_defaults = True
+
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"/plot_",
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "abort_on_example_error": True,
+    "plot_gallery": "True",
+    "within_subsection_order": "FileNameSortKey",
+    "reset_modules": ("matplotlib",),
+}
+# Titles are written as code in docstrings; a gallery's own references are made as they are.
+suppress_warnings = ["config.cache"]

@@ -1,0 +1,53 @@
+"""The README's figure: a head learned and true, and the way there beside Adam's.
+
+    python docs/figure.py [FILE]
+
+Adam, with the settings it is shipped with, is told the number of heads; the learner is told nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+import headway as hw
+from headway.plot import plot_heads, save
+from headway.traces import COLOURS, residuals
+
+HEADS, WIDTH, COUNT = 4, 32, 4000
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("figure.png")
+    truth = hw.AttentionLayer.random(heads=HEADS, width=WIDTH, seed=0)
+    data = hw.draw(truth, count=COUNT, length=16, seed=1)
+    fit = hw.learn(data)
+    match = hw.match(fit.layer, truth)
+    assert match.worst < 1e-12
+    adam = hw.learn(data, heads=HEADS, method="descent")
+    axes = plt.subplots(1, 3, figsize=(11.5, 3.3), layout="constrained", width_ratios=(1, 1, 1.35))[1]
+    plot_heads(fit, match.order[0], ax=axes[0]).set_title("Θ of a head, learned", fontsize=10)
+    known = hw.Fit(truth, fit.status, fit.stats, fit.trace)
+    plot_heads(known, 0, ax=axes[1]).set_title("the true one", fontsize=10)
+    axis = axes[2]
+    for name, found, colour, mark in (("Headway, count unknown", fit, COLOURS[0], "o"),
+                                      ("Adam, told the count", adam, COLOURS[1], "")):
+        curves = residuals(found.trace)
+        axis.plot([s for curve in curves for s in curve.seconds], [r for curve in curves for r in curve.residual],
+                  marker=mark, markersize=3, linewidth=1.3, color=colour, label=name)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("seconds")
+    axis.set_title("relative residual", fontsize=10)
+    axis.grid(alpha=0.3, linewidth=0.4)
+    axis.legend(frameon=False, fontsize=9)
+    save(axis, path)
+
+
+if __name__ == "__main__":
+    main()
