@@ -57,15 +57,33 @@ def test_make_learn_show(data, tmp_path):
     assert "true head" in shown.stderr
 
 
+def test_fresh_examples_of_a_stored_layer(data, tmp_path):
+    layer = data / "truth.safetensors"
+    done = headway("make", tmp_path / "fresh", "--layer", layer, "--length", 5, "--count", 100, "--seed", 9)
+    assert done.returncode == 0, done.stderr
+    old, new = (hw.Examples.open(folder) for folder in (data, tmp_path / "fresh"))
+    truth = load_layer(layer)
+    torch.testing.assert_close(truth(new.take(range(100)).X), new.take(range(100)).Y)
+    assert not torch.equal(old.take(range(100)).X, new.take(range(100)).X)
+    done = headway("make", tmp_path / "more", "--layer", layer, "--heads", 3)
+    assert done.returncode == 2
+    assert "--heads: expected" in done.stderr
+    assert not (tmp_path / "more").exists()
+
+
 def test_demo_tells_a_story(tmp_path):
     done = headway("demo", "--heads", 2, "--width", 8, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    for words in ("hidden layer", "Recovered", "Θ error", "Run folder: runs/demo-1"):
+    for words in ("hidden layer", "Recovered", "Θ error", "Run folder: runs/demo-1",
+                  "Look at it: runs/demo-1/report.html"):
         assert words in done.stderr
+    page = (tmp_path / "runs" / "demo-1" / "report.html").read_text()
+    assert "held-out quantile" in page
     assert (tmp_path / "runs" / "demo-1" / "truth.safetensors").exists()
     again = headway("demo", "--heads", 2, "--width", 8, "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["run"] == "runs/demo-2"
+    assert json.loads(again.stdout)["report"] == "runs/demo-2/report.html"
 
 
 def test_a_layer_not_established_exits_1(tmp_path):

@@ -42,6 +42,7 @@ class Chart:
     layout: dict[str, Any]
     height: int = 300
     small: bool = False  # two of them fit side by side
+    section: str = "run"
     frames: tuple[Mapping[str, Any], ...] = ()
 
     def spec(self) -> dict[str, Any]:
@@ -50,8 +51,33 @@ class Chart:
 
 def charts(story: Story) -> list[Chart]:
     """Every figure that the run has the numbers for, in the order of the page."""
-    made = [chart(story) for chart in (_stages, _residual, _spectrum, _starts, _rounds, _loss, _panels)]
+    made = [chart(story) for chart in (_biases, _stages, _residual, _spectrum, _starts, _rounds, _loss, _panels)]
     return [one for part in made for one in part]
+
+
+def _biases(story: Story) -> list[Chart]:
+    """Key biases as one row a head, the offset as the last; nothing for layers without either."""
+    if story.fit is None:
+        return []
+    layer = story.fit.layer
+    rows: dict[str, Tensor] = {}
+    if layer.key_bias is not None:
+        rows |= {f"u of head {j + 1}": u for j, u in enumerate(layer.key_bias)}
+    if layer.offset is not None and layer.out_width == layer.width:
+        rows["offset c"] = layer.offset
+    if not rows:
+        return []
+    z = [[_short(float(v)) for v in row] for row in rows.values()]
+    top = max(max(abs(v) for v in row) for row in z) or 1.0
+    told = ", ".join(f"‖{name}‖ = {float(row.norm()):.3g}" for name, row in list(rows.items())[:6])
+    data = [{"type": "heatmap", "z": z, "x": list(range(1, layer.width + 1)), "y": [f"{name} " for name in rows],
+             "zmin": -top, "zmax": top, "colorbar": {"thickness": 10, "outlinewidth": 0},
+             "hovertemplate": "%{y}[%{x}] = %{z:.4g}<extra></extra>"}]
+    return [Chart(
+        "biases", "Biases", f"What a head adds to the score of a key, and what is added to every output. {told}.",
+        f"Heat map of key biases and offset. {told}.", data,
+        {"xaxis": {"title": {"text": "feature"}}, "yaxis": {"autorange": "reversed"}}, 110 + 24 * len(rows),
+        section="heads")]
 
 
 # -- the run ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@
     };
   }
 
+  // For values of both signs: zero is the colour of the page.
+  const signed = () => [[0, colour("--map-low")], [0.5, colour("--map-zero")], [1, colour("--map-high")]];
+
   // -- figures of the run -------------------------------------------------------------------------------------
 
   const chosen = {};
@@ -25,7 +28,9 @@
     const name = element.dataset.chart;
     const spec = data.charts[name];
     const frame = spec.frames[chosen[name] ?? spec.frames.length - 1];
-    return Plotly.react(element, frame ? frame.data : spec.data, dressed(spec.layout), options);
+    const traces = (frame ? frame.data : spec.data).map((trace) => (
+      trace.type === "heatmap" ? { ...trace, colorscale: signed() } : trace));
+    return Plotly.react(element, traces, dressed(spec.layout), options);
   }
 
   function slide(input) {
@@ -83,7 +88,7 @@
     element.cursor = null;
     await Plotly.react(element, [{
       type: "heatmap", z: rows, x, y, zmin: -packed.top, zmax: packed.top,
-      colorscale: [[0, colour("--map-low")], [0.5, colour("--map-zero")], [1, colour("--map-high")]],
+      colorscale: signed(),
       hovertemplate: letter + "[%{y}, %{x}] = %{z:.4g}<extra></extra>",
       colorbar: { thickness: 10, len: 0.9, outlinewidth: 0, tickfont: { size: 11 } },
     }], dressed({
