@@ -21,6 +21,7 @@ RUNS = (  # data, heads, step, steps
     ("default mixture", {}, 16, 1.0, 400), ("ζ = 0.3, noise 0.2", {"zeta": 0.3, "noise": 0.2}, 16, 0.1, 400),
     ("ζ = 0.3, noise 0.2", {"zeta": 0.3, "noise": 0.2}, H, 0.01, 400),
     ("T = 4, S = 1, ζ = 0.5", SHORT, H, 0.1, 1000))
+FAR = 40_000 * 400  # steps times sequences of the longer run
 SIZES = ((2000, 400), (8000, 400), (16000, 400))  # training sequences, steps
 
 
@@ -44,7 +45,7 @@ def generalization() -> list[dict[str, object]]:
         begun = Start(0.0, 0.0, Margin(1.0, 1.0, data.y, None))  # γ is not needed: g₀ is measured
         step = 0.99 / (4 * data.radius**2)
         path = descend(net, data, steps=K, step=step, test=test, every=K)
-        far = descend(path.end, data, steps=40_000 * 400 // n, step=20 * step)
+        far = descend(path.end, data, steps=FAR // n, step=20 * step)
         # The first point of the longer run with loss at most 1/K.
         target = next(k for k, loss in enumerate(far.columns["loss"]) if loss <= 1 / K)
         star = descend(path.end, data, steps=target, step=20 * step).end

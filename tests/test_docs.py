@@ -119,6 +119,8 @@ def test_a_command_in_a_sentence_runs(line, world, tmp_path, monkeypatch):
         return
     if "--out RUN" in line:
         shutil.rmtree("RUN")
+    if "make FRESH" in line:
+        shutil.rmtree("FRESH")
     run(f"{line} {SHORTER.get(line, '')}")
 
 

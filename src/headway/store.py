@@ -59,7 +59,6 @@ class Run:
         config = read_json(folder / "config.json", "a run folder written by headway learn")
         if config.get("kind") != KIND:
             checks.refuse(str(folder), f"a run of kind {KIND}", config.get("kind"), "headway learn again")
-        (folder / "stages").mkdir(exist_ok=True)
         return cls(folder, config)
 
     @property
@@ -76,6 +75,7 @@ class Run:
         if not path.exists():
             tensors, info = compute()
             self.begin()
+            path.parent.mkdir(exist_ok=True)
             write_tensors(path, tensors, {"info": json.dumps(info), "config": self._digest()})
         try:
             tensors, meta = read_tensors(path)

@@ -261,6 +261,7 @@ class _Moments(Stages):
         With ``settle`` two starts that leave the same are enough: more would hardly leave less.
         """
         rough: list[tuple[float, str, Tensor]] = []
+        tried: dict[str, Polished] = {}
         points: dict[str, int | Tensor] = {} if begin is None else {f"{word}-{m}-unmixed": begin}
         points |= {f"{word}-{m}-{j}": j for j in numbers}
         for name, point in points.items():
@@ -270,18 +271,27 @@ class _Moments(Stages):
             if self.rough is None or info["unseen"] < self.rough[0]:
                 self.rough = rough[-1]
             rote = info["unseen"] > 0.5 and info["residual"] < 0.5 * info["unseen"]
-            if rote and self.rows_for(m) < 2 * len(self.source.fit) // 3:
+            if rote and not self.exhausted(m):
                 # These rows were met without learning anything about others.
                 self.generous *= 4
-            elif info["residual"] < NEAR:
-                found = self.polish(f"polish-{name}", tensors["Theta"])
-                if found.held < NEAR:
-                    return found
+            elif info["residual"] < NEAR and (info["unseen"] < 1.0 or not self.exhausted(m)):
+                tried[name] = self.polish(f"polish-{name}", tensors["Theta"])
+                if tried[name].held < NEAR:
+                    return tried[name]
             least = min(left for left, _, _ in rough)
             if settle and sum(left < 1.01 * least for left, _, _ in rough) > 1:
                 break
-        _, name, Theta = min(rough, key=lambda entry: entry[:2])
-        return self.polish(f"polish-{name}", Theta)
+        left, name, Theta = min(rough, key=lambda entry: entry[:2])
+        if name in tried:
+            return tried[name]
+        if left < 1.0 or not self.exhausted(m):
+            return self.polish(f"polish-{name}", Theta)
+        # Worse than nothing on other rows, and no more rows to be had: a long polish would not mend that.
+        return replace(self.polish(f"polish-{name}", Theta, limit=min(self.limit, 5)), reason="stalled")
+
+    def exhausted(self, m: int) -> bool:
+        """Whether a solve takes about all the rows there are."""
+        return self.rows_for(m) >= 2 * len(self.source.fit) // 3
 
     def _unmix(self, name: str, m: int, enough: float) -> Stage:
         assert self.basis is not None

@@ -112,7 +112,8 @@ class Stages:
         return min(count, len(self.source.fit), self.source.most())
 
     def polish(
-        self, name: str, Theta: Tensor, sequences: int | None = None, rank: int | str | None = "as asked"
+        self, name: str, Theta: Tensor, sequences: int | None = None, rank: int | str | None = "as asked",
+        limit: int | None = None,
     ) -> Polished:
         m = Theta.shape[0]
         used = self.rank if rank == "as asked" else rank
@@ -120,8 +121,7 @@ class Stages:
 
         def compute() -> Stage:
             found = polish(self.source, Theta, count, rank=used, generator=self.generator(name),
-                           exact=sequences is not None,
-                           limit=self.limit, report=self.report)
+                           exact=sequences is not None, limit=limit or self.limit, report=self.report)
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 

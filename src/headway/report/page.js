@@ -107,11 +107,12 @@
       "Θ": ["#0072B2", "circle", 1], "W": ["#D55E00", "square", 1],
       "true Θ": ["#56B4E9", "circle-open", 2], "true W": ["#E69F00", "square-open", 2],
     };
+    const many = spectra["Θ"].length > 100;
     const traces = Object.entries(spectra).map(([name, values]) => ({
-      type: "scatter", mode: looks[name][2] === 1 ? "lines+markers" : "markers", name, x: values.map((_, i) => i + 1),
+      type: "scatter", mode: many ? "lines" : looks[name][2] === 1 ? "lines+markers" : "markers", name, x: values.map((_, i) => i + 1),
       y: values.map((v) => Math.max(v, 1e-17)),
-      line: { color: looks[name][0], width: 1.5 },
-      marker: { color: looks[name][0], symbol: looks[name][1], size: looks[name][2] * (values.length > 100 ? 4 : 6) },
+      line: { color: looks[name][0], width: looks[name][2] * 1.5, dash: looks[name][2] === 1 ? "solid" : "dot" },
+      marker: { color: looks[name][0], symbol: looks[name][1], size: looks[name][2] * 6 },
       hovertemplate: name + ": %{y:.3g} (number %{x})<extra></extra>",
     }));
     const told = Object.entries(spectra).map(([name, v]) => {

@@ -30,12 +30,12 @@ def write_report(
     ``truth``: a stored layer to set beside the learned one; by default the one in the run folder, if any.
     """
     folder = Path(run)
+    story = gather(folder, None if truth is None else Path(truth))
     target = folder / NAME if out is None else Path(out)
     if target.is_dir():
         checks.refuse("out", "a file name", f"{target}, a folder", f"{target / NAME}")
     if not target.parent.is_dir():
         checks.refuse("out", "a file in a folder that exists", str(target), f"mkdir -p {target.parent}")
-    story = gather(folder, None if truth is None else Path(truth))
     write_bytes(target, render(story).encode())
     return target
 
