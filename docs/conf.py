@@ -6,6 +6,7 @@ from importlib.metadata import version as installed
 
 project = "Headway"
 author = "The Headway authors"
+copyright = "2026, The Headway authors. Apache-2.0"
 release = version = installed("headway")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
@@ -35,5 +36,4 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "reset_modules": ("matplotlib",),
 }
-# Titles are written as code in docstrings; a gallery's own references are made as they are.
-suppress_warnings = ["config.cache"]
+suppress_warnings = ["config.cache"]  # the gallery's settings cannot be stored, which changes nothing

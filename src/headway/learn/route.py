@@ -262,6 +262,7 @@ class _Moments(Stages):
         """
         rough: list[tuple[float, str, Tensor]] = []
         tried: dict[str, Polished] = {}
+        rote: set[str] = set()
         points: dict[str, int | Tensor] = {} if begin is None else {f"{word}-{m}-unmixed": begin}
         points |= {f"{word}-{m}-{j}": j for j in numbers}
         for name, point in points.items():
@@ -270,8 +271,9 @@ class _Moments(Stages):
             rough.append((info["unseen"], name, tensors["Theta"]))
             if self.rough is None or info["unseen"] < self.rough[0]:
                 self.rough = rough[-1]
-            rote = info["unseen"] > 0.5 and info["residual"] < 0.5 * info["unseen"]
-            if rote and not self.exhausted(m):
+            if info["unseen"] > 0.5 and info["residual"] < 0.5 * info["unseen"]:
+                rote.add(name)
+            if name in rote and not self.exhausted(m):
                 # These rows were met without learning anything about others.
                 self.generous *= 4
             elif info["residual"] < NEAR and (info["unseen"] < 1.0 or not self.exhausted(m)):
@@ -284,9 +286,9 @@ class _Moments(Stages):
         left, name, Theta = min(rough, key=lambda entry: entry[:2])
         if name in tried:
             return tried[name]
-        if left < 1.0 or not self.exhausted(m):
+        if left < 1.0 or name not in rote or not self.exhausted(m):
             return self.polish(f"polish-{name}", Theta)
-        # Worse than nothing on other rows, and no more rows to be had: a long polish would not mend that.
+        # By rote, worse than nothing on other rows, and no more rows to be had: a long polish would not mend that.
         return replace(self.polish(f"polish-{name}", Theta, limit=min(self.limit, 5)), reason="stalled")
 
     def exhausted(self, m: int) -> bool:

@@ -20,6 +20,7 @@ from headway import traces
 from headway.report.story import Story
 from headway.traces import COLOURS, LOG2, PANELS, SAMPLED
 
+SMALL = 64 * 64  # entries of a matrix that are all told apart by eye
 FINE = 1 << 20  # cells up to which a matrix entry has 16 bits, above it 8
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -319,8 +320,10 @@ def _packed(learned: Tensor, true: Tensor | None, kind: np.dtype[Any]) -> dict[s
     top = max(float(abs(A).max()), 0.0 if B is None else float(abs(B).max()), 1e-300)
     step = top / np.iinfo(kind).max
     q = np.rint(A / step).astype(kind)
-    packed = {"rows": A.shape[0], "columns": A.shape[1], "step": step, "top": top, "bytes": kind.itemsize,
-              "learned": _deflated(q)}
+    # A few large entries would leave a large matrix pale: colours end where all but one in a hundred lie.
+    shade = float(np.quantile(abs(A), 0.99)) if A.size > SMALL else top
+    packed = {"rows": A.shape[0], "columns": A.shape[1], "step": step, "top": top, "shade": shade or top,
+              "bytes": kind.itemsize, "learned": _deflated(q)}
     if B is not None:
         packed["difference"] = _deflated((np.rint(B / step).astype(kind) - q).astype(kind))  # wraps, and back again
     return packed

@@ -87,7 +87,7 @@
     const y = Array.from({ length: packed.rows }, (_, i) => i + 1);
     element.cursor = null;
     await Plotly.react(element, [{
-      type: "heatmap", z: rows, x, y, zmin: -packed.top, zmax: packed.top,
+      type: "heatmap", z: rows, x, y, zmin: -packed.shade, zmax: packed.shade,
       colorscale: signed(),
       hovertemplate: letter + "[%{y}, %{x}] = %{z:.4g}<extra></extra>",
       colorbar: { thickness: 10, len: 0.9, outlinewidth: 0, tickfont: { size: 11 } },
@@ -96,7 +96,8 @@
       xaxis: { constrain: "domain", showgrid: false, zeroline: false },
       yaxis: { autorange: "reversed", scaleanchor: "x", constrain: "domain", showgrid: false, zeroline: false },
     }), options);
-    const words = packed.bytes === 1 ? "; entries to 1/127 of the largest" : "";
+    const words = (packed.bytes === 1 ? "; entries to 1/127 of it" : "")
+      + (packed.shade < packed.top ? "; colours end at " + packed.shade.toPrecision(2) : "");
     note.textContent = "Head " + (head + 1) + ", largest entry " + packed.top.toPrecision(3) + words + ".";
     element.dataset.head = String(head + 1);
   }
@@ -108,6 +109,8 @@
       "true Θ": ["#56B4E9", "circle-open", 2], "true W": ["#E69F00", "square-open", 2],
     };
     const many = spectra["Θ"].length > 100;
+    const sizes = Object.values(spectra).flat();
+    const decades = Math.log10(Math.max(...sizes) / Math.max(Math.min(...sizes), 1e-17));
     const traces = Object.entries(spectra).map(([name, values]) => ({
       type: "scatter", mode: many ? "lines" : looks[name][2] === 1 ? "lines+markers" : "markers", name, x: values.map((_, i) => i + 1),
       y: values.map((v) => Math.max(v, 1e-17)),
@@ -122,7 +125,7 @@
     document.getElementById("note-spectra").textContent = "Head " + (head + 1) + ": " + told.join("; ") + ".";
     return Plotly.react(document.getElementById("spectra"), traces, dressed({
       height: 300, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, xaxis: { title: { text: "number" } },
-      yaxis: { type: "log", dtick: 1, title: { text: "singular value" } },
+      yaxis: { type: "log", dtick: Math.max(1, Math.round(decades / 5)), title: { text: "singular value" } },
     }), options);
   }
 
