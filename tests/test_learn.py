@@ -251,6 +251,15 @@ def test_out_of_time_in_a_polish_the_rough_fit_is_kept(monkeypatch):
     assert fit.stats["held_out_error"] < 1e-3
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_labels_that_are_mostly_noise_still_tell_the_heads(seed):
+    # The right heads leave most of the labels; that is no reason to prefer a random start.
+    truth = hw.AttentionLayer.random(heads=3, width=10, seed=seed)
+    fit = hw.learn(hw.draw(truth, count=1000, length=6, noise=1.5, seed=100 + seed), heads=3)
+    assert fit.status.kind == "noise", f"seed {seed}: {fit.status}"
+    assert max(hw.match(fit.layer, truth).theta_error) < 0.3, f"seed {seed}"
+
+
 def test_a_limit_is_named():
     truth = hw.AttentionLayer.random(heads=3, width=10, seed=31)
     fit = hw.learn(hw.draw(truth, count=400, length=6, seed=32), heads=3, limit=1, starts=1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zlib
@@ -139,6 +141,10 @@ def test_a_cell_tells_its_value_to_the_mouse_and_to_the_keyboard(browser, pages,
         row, column, value = re.search(r"Row (\d+), column (\d+): (-?[\d.e-]+)\.", said).groups()
         assert float(value) == pytest.approx(float(layer.Theta[0, int(row) - 1, int(column) - 1]), abs=1e-4)
         assert (row, column) == ("2", "2")
+        shown = plot.query_selector(".hoverlayer").text_content().replace("−", "-")
+        assert "Θ[2, 2]" in shown, "the keyboard shows what the mouse shows"
+        visit.page.focus("#map-W-learned")
+        assert visit.page.text_content("#note-Θ-learned").startswith("Head 1, largest entry")
 
 
 def test_another_head_is_shown_beside_its_own_true_one(browser, pages, runs):
@@ -333,10 +339,47 @@ def test_bad_folders_are_refused_with_a_sentence(runs, tmp_path):
 def test_bad_places_are_refused(runs, refused, tmp_path):
     with refused("out", "a folder"):
         write_report(runs / "demo", tmp_path)
-    with refused("out", "mkdir"):
+    with refused("out", "a folder that exists"):
         write_report(runs / "demo", tmp_path / "no" / "page.html")
     with pytest.raises(hw.InputError):
         write_report(runs / "demo", truth=runs / "demo" / "config.json")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with refused(str(pipe), "a device or a pipe"):
+        write_report(runs / "demo", pipe)
+    assert pipe.is_fifo(), "what is no file is not replaced by one"
+    other = runs / "few" / "truth.safetensors"
+    with refused(f"truth {other}", "shaped as the learned one"):
+        write_report(runs / "demo", truth=other)
+    with refused("truth", "none for a training run"):
+        write_report(runs / "trained", truth=other)
+
+
+@pytest.mark.parametrize(("file", "change"), [
+    ("manifest.json", {"trace": [{}]}), ("manifest.json", {"trace": [1]}), ("manifest.json", {"stats": {}}),
+    ("manifest.json", {"status": {}}), ("manifest.json", {"versions": None}), ("manifest.json", {"sha256": None}),
+    ("certificate.json", {"claims": [{}]}), ("certificate.json", {"confidence": "x"})])
+def test_contents_that_do_not_fit_are_refused(runs, tmp_path, file, change):
+    copy = tmp_path / "run"
+    shutil.copytree(runs / "demo", copy)
+    (copy / file).write_text(json.dumps({**json.loads((copy / file).read_text()), **change}))
+    with pytest.raises(hw.InputError, match="do not fit"):
+        write_report(copy)
+
+
+def test_a_run_with_an_empty_trace_still_has_a_page(runs, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(runs / "demo", copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "trace": []}))
+    page = write_report(copy).read_text()
+    assert "3 heads, recovered" in page
+    assert "How it was learned" not in page
+
+
+def test_a_path_with_brackets_is_shown_as_it_is(runs, tmp_path):
+    said = invoke("report", runs / "demo", "--out", tmp_path / "p[red]q[bold].html").output
+    assert "p[red]q[bold].html" in said.replace("\n", "")
 
 
 def test_without_plotly_a_sentence_says_what_to_install(runs, refused, monkeypatch):

@@ -34,6 +34,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
                   help="Learn a multi-head attention layer from examples of what it does.")
 OPTIONS = {"heads", "method", "search", "polish", "rank", "max_heads", "starts", "limit", "seconds", "seed",
            "device"}
+STORED = 1_000_000_007  # apart from the seeds of inputs that are drawn with their layer
 DRAWN = ("heads", "width", "scale", "rank", "key_bias", "offset", "causal", "dtype")  # what a random layer is given
 err = Console(stderr=True, highlight=False)
 app.command()(cli_train.train)
@@ -124,11 +125,13 @@ def make(
             heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,
             mask="causal" if causal else "none", seed=seed, dtype=kind)
     sizes = examples.even(count, shards)
-    drawn = examples.draw_batches(truth, count, length, law=_law(law), noise=noise, seed=seed + 1)
+    # Fresh examples of a stored layer must not be those it came with, whatever the seeds.
+    inputs = seed + 1 if layer is None else seed + STORED
+    drawn = examples.draw_batches(truth, count, length, law=_law(law), noise=noise, seed=inputs)
     with cli_train.progress(err, "writing shards", shards) as step:
         written = examples.write(folder, _counted(examples.rebatch(drawn, sizes), step), shards, truth)
     err.print(f"Wrote {count} sequences to {folder} ({shards} shard{'s' * (shards > 1)}); "
-              f"the layer is in {folder / 'truth.safetensors'}.")
+              f"the layer is in {folder / 'truth.safetensors'}.", markup=False)
     if as_json:
         print(json.dumps({"folder": str(folder), "sequences": len(written), "shards": shards}))
 
@@ -219,7 +222,7 @@ def certify(
     for claim in found.claims:
         table.add_row(claim.name, f"[{colour[claim.holds]}]{claim.holds}[/]", claim.statement, claim.reason)
     err.print(table)
-    err.print(f"From {len(data)} sequences in {source}. Assumptions and numbers: {path}")
+    err.print(f"From {len(data)} sequences in {source}. Assumptions and numbers: {path}", markup=False)
     failed = [name for name in wanted if found[name].holds != "yes"]
     if as_json:
         print(json.dumps({"run": str(folder), "holds": {c.name: c.holds for c in found.claims},
@@ -271,7 +274,7 @@ def report(
 
     with err.status("drawing"):
         path = write_report(folder, out, truth)
-    err.print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB).", soft_wrap=True)
+    err.print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB).", soft_wrap=True, markup=False)
     if as_json:
         print(json.dumps({"report": str(path), "bytes": path.stat().st_size}))
 
@@ -301,7 +304,7 @@ def plot_run(
         for name, make_figure in figures:
             plot.save(make_figure(), target / f"{name}.{kind}")
             step()
-    err.print(f"Wrote {len(figures)} figures to {target}.")
+    err.print(f"Wrote {len(figures)} figures to {target}.", markup=False)
 
 
 def _tell(
@@ -310,7 +313,7 @@ def _tell(
 ) -> None:
     """The story of a run; exits 1 when the status is not ok."""
     match = hw.match(fit.layer, truth) if truth is not None else None
-    err.print(f"[bold]{fit.status.sentence}[/bold]")
+    err.print(fit.status.sentence, style="bold", markup=False)
     table = Table(box=None, pad_edge=False)
     for name in ("head", "‖Θ‖", "rank", "‖u‖", "‖W‖") + (("true head", "Θ error", "W error") if match else ()):
         table.add_column(name, justify="right")
@@ -333,9 +336,9 @@ def _tell(
     stats = fit.stats
     err.print(f"{stats['examples']} sequences ({stats['held_out']} held out, {stats['used']} used by the last "
               f"solve; counting floor {stats['floor']}), {stats['products']} products, {stats['seconds']:.1f} s. "
-              f"Run folder: {folder}")
+              f"Run folder: {folder}", markup=False)
     if page is not None:
-        err.print(f"Look at it: {page}", soft_wrap=True)
+        err.print(f"Look at it: {page}", soft_wrap=True, markup=False)
     if as_json:
         found = None if match is None else {
             "order": match.order, "theta_error": match.theta_error, "w_error": match.w_error,

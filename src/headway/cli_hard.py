@@ -57,8 +57,8 @@ def hard(
     written = examples.write(folder, examples.rebatch(drawn, sizes), shards, layer)
     what = {"parity": f"a parity of {2 * size} bits", "rounding": f"a rounded inner product mod {modulus}"}.get(
         name) or hardness.FAMILIES[name].what
-    err.print(f"[bold]{name}[/bold]: {what}. {layer.heads} heads, width {layer.width}, {count} sequences of "
-              f"{written.length} tokens in {folder}; the layer is in {folder / 'truth.safetensors'}.")
+    err.print(f"{name}: {what}. {layer.heads} heads, width {layer.width}, {count} sequences of "
+              f"{written.length} tokens in {folder}; the layer is in {folder / 'truth.safetensors'}.", markup=False)
     seen = _statistics(secret, written) if secret else []
     measured = conditions.measure(layer.Theta, layer.W)
     failing = conditions.broken(measured)
@@ -129,7 +129,8 @@ def bench(
     err.print("Identifiable instances of the zoo:")
     err.print(table)
     err.print(f"Everything: {folder / 'table.md'}, {folder / 'results.json'}"
-              + (f", {len(figures)} figures" if figures else "; figures need pip install 'headway[plot]'"))
+              + (f", {len(figures)} figures" if figures else "; figures need pip install 'headway[plot]'"),
+              markup=False)
     if as_json:
         sys.stdout.write(json.dumps({"folder": str(folder), "summary": found, "figures": figures}) + "\n")
 

@@ -93,8 +93,8 @@ def train(
                       _bound(first), _certified(first),
                       "–" if first["start"] is None else f"{max(first['start']['margin_primal'], 0):.3g}")
     err.print(shown)
-    err.print(results[0]["sentence"])
-    err.print(f"Run folder: {out} (results.json, {', '.join(figures)})")
+    err.print(results[0]["sentence"], markup=False)
+    err.print(f"Run folder: {out} (results.json, {', '.join(figures)})", markup=False)
     if as_json:
         print(json.dumps({"run": str(out), "settings": [
             {"setting": label, "loss": _mean(r["columns"]["loss"][-1] for r in last)} for label, last in table]}))

@@ -18,6 +18,8 @@ from headway import checks
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write to a temporary name beside ``path``, flush to disk, move: whole or not at all."""
+    if path.exists() and not path.is_file():
+        checks.refuse(str(path), "a file, or a name for a new one", "a folder, a device or a pipe", "another name")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -57,15 +59,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
+def read_json(path: Path, what: str, hint: str = "headway learn EXAMPLES --out RUN") -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise checks.InputError(
-            f"{path}: expected {what}; got no readable JSON ({error}). Try: headway learn EXAMPLES --out RUN."
+            f"{path}: expected {what}; got no readable JSON ({error}). Try: {hint}."
         ) from None
     if not isinstance(value, dict):
-        checks.refuse(str(path), what, "JSON of another kind", "headway learn EXAMPLES --out RUN")
+        checks.refuse(str(path), what, "JSON of another kind", hint)
     return value
 
 

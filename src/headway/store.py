@@ -107,7 +107,9 @@ class Run:
 
     def manifest(self) -> dict[str, Any]:
         if not self.finished:
+            trained = self.config.get("command") == "train"
             checks.refuse(str(self.path), "a finished run", "one without manifest.json",
+                          f"headway report {self.path}, which shows training runs that are done" if trained else
                           f"headway learn --resume {self.path}")
         found = read_json(self.path / "manifest.json", "a run folder written by headway learn")
         if found.get("kind") != KIND or not MANIFEST <= set(found):
@@ -141,7 +143,7 @@ class Run:
         path = self.path / "certificate.json"
         if not path.exists():
             return None
-        found = read_json(path, "a certificate written by headway certify")
+        found = read_json(path, "a certificate written by headway certify", "headway certify again")
         about = found.get("layer_sha256")
         if found.get("kind") != CERTIFICATE or about != _sha256(self.path / "layer.safetensors"):
             checks.refuse(str(path), "a certificate of this run's layer", "one of another", "headway certify again")

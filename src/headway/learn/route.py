@@ -39,6 +39,7 @@ from headway.store import Run, Stage
 
 METHODS = ("moments", "starts", "sculpt", "descent", "lbfgs")
 BUDGET = 20  # products for each unknown of a rough fit: one that is worth polishing has come near by then
+SHORT = 5  # iterations of a polish that is not expected to help
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 
@@ -241,7 +242,7 @@ class _Moments(Stages):
                     name, lambda name=name, enough=enough: self._unmix(name, m, enough), m)  # type: ignore[misc]
                 if min(info["residuals"]) >= ENOUGH and not self.wide:
                     # Nothing in the span explains half: no better a start than a random one.
-                    begin = tensors["Theta"][0]
+                    begin = tensors["Theta"][:2]
                     break
                 for j, Theta in enumerate(tensors["Theta"][:2]):
                     best = better(best, self.polish(f"{name.replace('unmix', 'polish')}-{j}", Theta))
@@ -251,7 +252,13 @@ class _Moments(Stages):
                     # What is left is noise or one more head, not a wrong basin. Of a wide layer that is taken on
                     # trust: heads below the floor of the moments are common there, and random starts hopeless.
                     return best
-        return better(best, self.restart(m, range(self.starts), begin=begin))
+        best = better(best, self.restart(m, range(self.starts), begin=None if begin is None else begin[0]))
+        if begin is not None and best.held >= NEAR:
+            # Of labels that are mostly noise even the right heads leave most, and rough fits on few rows less than
+            # they should: the moments, which saw all of them, may have been right after all.
+            for j, Theta in enumerate(begin):
+                best = better(best, self.polish(f"polish-{m}-{j}", Theta))
+        return best
 
     def restart(
         self, m: int, numbers: range, settle: bool = True, begin: Tensor | None = None, word: str = "start"
@@ -289,7 +296,8 @@ class _Moments(Stages):
         if left < 1.0 or name not in rote or not self.exhausted(m):
             return self.polish(f"polish-{name}", Theta)
         # By rote, worse than nothing on other rows, and no more rows to be had: a long polish would not mend that.
-        return replace(self.polish(f"polish-{name}", Theta, limit=min(self.limit, 5)), reason="stalled")
+        short = self.polish(f"polish-{name}", Theta, limit=min(self.limit, SHORT))
+        return replace(short, reason="stalled") if self.limit > SHORT else short
 
     def exhausted(self, m: int) -> bool:
         """Whether a solve takes about all the rows there are."""

@@ -201,9 +201,9 @@ class Stages:
             return Status("limit", f"Stopped at the limit of {self.limit} iterations with {count}: held-out "
                           f"error {held:.1e}, still falling. Raise limit.{tail}", numbers)
         if held > 0.9:
-            return Status("not_realisable", f"Nothing learned: {count} leave {held:.2f} of the labels' spread "
-                          "on held-out sequences. The labels hardly answer to the inputs, or a few outliers rule "
-                          "them." + tail, {**numbers, "residual_floor": held})
+            return Status("not_realisable", f"Nothing learned: with {count}, {held:.2f} of the labels' spread is "
+                          "left on held-out sequences. The labels hardly answer to the inputs, or a few outliers "
+                          "rule them." + tail, {**numbers, "residual_floor": held})
         if structured or held > 3 * noise:
             return Status("not_realisable", f"Not realisable with {count}: the residual floor is {held:.2e} "
                           f"and has structure that further heads would explain in part, so it is not noise.{tail}",

@@ -21,6 +21,7 @@ from headway.report.story import Story
 from headway.traces import COLOURS, LOG2, PANELS, SAMPLED
 
 SMALL = 64 * 64  # entries of a matrix that are all told apart by eye
+MOST_NAMED = 8  # curves with names above the figure; hovering names all
 FINE = 1 << 20  # cells up to which a matrix entry has 16 bits, above it 8
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -90,6 +91,8 @@ def _stages(story: Story) -> list[Chart]:
     if story.fit is None:
         return []
     trace = story.fit.trace
+    if not trace:
+        return []
     begun, bars = 0.0, []
     for event in trace:
         seconds = float(event.get("seconds", 0.0))
@@ -129,8 +132,8 @@ def _residual(story: Story) -> list[Chart]:
         "residual", "Residual against time", "Relative residual on the rows each stage fits, stage after stage.",
         f"Relative residual against seconds, from {first:.1e} down to {last:.1e} in {len(curves)} stages.",
         data, {"xaxis": {"title": {"text": "seconds"}},
-               "yaxis": {"title": {"text": "relative residual"}, "type": "log", "dtick": _decades(first / last)},
-               "showlegend": len(curves) > 1, "legend": KEY}, 340)]
+               "yaxis": {"title": {"text": "relative residual"}, "type": "log", **_decades(first / last)},
+               "showlegend": 1 < len(curves) <= MOST_NAMED, "legend": KEY}, 340)]
 
 
 def _spectrum(story: Story) -> list[Chart]:
@@ -147,12 +150,14 @@ def _spectrum(story: Story) -> list[Chart]:
     edge = found.heads + 0.5
     assert story.fit is not None
     learned = story.fit.layer.heads
-    after = "" if learned == found.heads else (
-        f" The moments count {found.heads} at first; what they left unexplained led to {learned}.")
+    told = (f"Singular values of the moments fall by a factor {found.gap:.2g} after {found.heads}: so many stand "
+            "out from the sampling floor." if found.gap > 1.2 else
+            "Singular values of the moments show no clear gap: they do not tell the number of heads.")
+    if learned != found.heads:
+        told += f" The layer that was learned has {learned}."
     return [Chart(
-        "spectrum", "How many heads", f"Singular values of the moments fall by a factor {found.gap:.2g} after "
-        f"{found.heads}: that many heads stand out from the sampling floor.{after}",
-        f"Singular values of the moments: {found.heads} large ones, then a gap of factor {found.gap:.2g}.",
+        "spectrum", "How many heads", told,
+        f"Singular values of the moments: {found.heads} before the gap, of factor {found.gap:.2g}.",
         data, {"xaxis": {"title": {"text": "direction"}, "dtick": max(1, len(numbers) // 10)},
                "yaxis": {"title": {"text": "singular value"}, "rangemode": "tozero"},
                "shapes": [{"type": "line", "x0": edge, "x1": edge, "yref": "paper", "y0": 0, "y1": 1,
@@ -211,7 +216,7 @@ def _rounds(story: Story) -> list[Chart]:
         f"Half-widths of the body in {len(found)} rounds; across the hull from {first:.2g} to {across:.2g}.",
         bars[-1], {"xaxis": {"title": {"text": "direction, longest first"}, "dtick": 1},
                    "yaxis": {"title": {"text": "half-width of the body"}, "type": "log", "range": [low, high],
-                             "dtick": 1},
+                             **_decades(max(widths) / min(widths))},
                    "showlegend": False}, 320, frames=tuple(frames))]
 
 
@@ -222,11 +227,11 @@ def _loss(story: Story) -> list[Chart]:
     if not story.training:
         return []
     data: list[dict[str, Any]] = []
-    highest, applies, certified = LOG2, 0, 0
+    highest, lowest, applies, certified = LOG2, LOG2, 0, 0
     for j, (label, run) in enumerate(story.training):
         colour, loss = COLOURS[j % 6], run["columns"]["loss"]
         data.append(_line(label, range(len(loss)), loss, colour))
-        highest = max(highest, *loss)
+        highest, lowest = max(highest, *loss), min(lowest, *loss)
         limit = traces.bound(run)
         if limit is not None:
             applies += 1
@@ -248,7 +253,8 @@ def _loss(story: Story) -> list[Chart]:
         f"Training loss of {count} settings on a logarithmic axis. A bound applies beforehand to {applies}, "
         f"afterwards to {certified}. The region above log 2 is marked as vacuous.",
         data, {"xaxis": {"title": {"text": "iteration"}},
-               "yaxis": {"title": {"text": "training loss"}, "type": "log", "dtick": 1},
+               "yaxis": {"title": {"text": "training loss"}, "type": "log",
+                         **_decades(highest / max(lowest, 1e-300))},
                "shapes": [{"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": LOG2, "y1": 10**top,
                            "fillcolor": "rgba(128,128,128,0.22)", "line": {"width": 0}, "layer": "below"}],
                "annotations": [{"xref": "paper", "x": 0.99, "y": math.log10(LOG2), "yanchor": "bottom",
@@ -276,9 +282,9 @@ def _panels(story: Story) -> list[Chart]:
     return made
 
 
-def _decades(ratio: float) -> int:
-    """Between the ticks of a logarithmic axis that spans this ratio."""
-    return max(1, round(math.log10(max(ratio, 10.0)) / 5))
+def _decades(ratio: float) -> dict[str, int]:
+    """The ticks of a logarithmic axis that spans this ratio: whole decades, about five, where there are some."""
+    return {"dtick": max(1, round(math.log10(ratio) / 5))} if ratio > 30 else {}
 
 
 def _line(label: str, x: Sequence[int] | range, y: Sequence[float], colour: str) -> dict[str, Any]:

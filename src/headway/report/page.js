@@ -38,6 +38,7 @@
     const frames = data.charts[name].frames;
     chosen[name] = Number(input.value) - 1;
     input.setAttribute("aria-valuetext", frames[chosen[name]].name);
+    document.getElementById("at-" + name).textContent = input.value;
     document.getElementById("told-" + name).textContent = frames[chosen[name]].text;
     return drawChart(document.getElementById("chart-" + name));
   }
@@ -98,7 +99,9 @@
     }), options);
     const words = (packed.bytes === 1 ? "; entries to 1/127 of it" : "")
       + (packed.shade < packed.top ? "; colours end at " + packed.shade.toPrecision(2) : "");
-    note.textContent = "Head " + (head + 1) + ", largest entry " + packed.top.toPrecision(3) + words + ".";
+    const largest = rows.reduce((most, row) => row.reduce((m, v) => Math.max(m, Math.abs(v)), most), 0);
+    note.textContent = "Head " + (head + 1) + ", largest entry " + largest.toPrecision(3) + words + ".";
+    element.caption = note.textContent;
     element.dataset.head = String(head + 1);
   }
 
@@ -125,7 +128,10 @@
     document.getElementById("note-spectra").textContent = "Head " + (head + 1) + ": " + told.join("; ") + ".";
     return Plotly.react(document.getElementById("spectra"), traces, dressed({
       height: 300, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, xaxis: { title: { text: "number" } },
-      yaxis: { type: "log", dtick: Math.max(1, Math.round(decades / 5)), title: { text: "singular value" } },
+      yaxis: {
+        type: "log", title: { text: "singular value" },
+        ...(decades > 1.5 ? { dtick: Math.max(1, Math.round(decades / 5)) } : {}),
+      },
     }), options);
   }
 
@@ -140,10 +146,18 @@
     const r = Math.min(Math.max(at[0] + move[0], 0), packed.rows - 1);
     const c = Math.min(Math.max(at[1] + move[1], 0), packed.columns - 1);
     element.cursor = [r, c];
-    Plotly.Fx.hover(element, [{ curveNumber: 0, pointNumber: [r, c] }]);
+    Plotly.Fx.hover(element, { xval: c + 1, yval: r + 1 }, "xy");
     const value = element.data[0].z[r][c];
     document.getElementById("note-" + element.dataset.what + "-" + element.dataset.side).textContent =
       "Row " + (r + 1) + ", column " + (c + 1) + ": " + value.toPrecision(4) + ".";
+  }
+
+  function leave(event) {
+    const element = event.currentTarget;
+    if (!element.cursor) return;
+    element.cursor = null;
+    Plotly.Fx.unhover(element);
+    document.getElementById("note-" + element.dataset.what + "-" + element.dataset.side).textContent = element.caption;
   }
 
   // -- all of it ----------------------------------------------------------------------------------------------
@@ -165,7 +179,10 @@
     drawHeads();
   }));
   document.querySelectorAll(".slide input").forEach((input) => input.addEventListener("input", () => slide(input)));
-  maps.forEach((element) => element.addEventListener("keydown", walk));
+  maps.forEach((element) => {
+    element.addEventListener("keydown", walk);
+    element.addEventListener("blur", leave);
+  });
   dark.addEventListener("change", draw);
   narrow.addEventListener("change", draw);
   draw();

@@ -30,13 +30,21 @@ def write_report(
     ``truth``: a stored layer to set beside the learned one; by default the one in the run folder, if any.
     """
     folder = Path(run)
-    story = gather(folder, None if truth is None else Path(truth))
     target = folder / NAME if out is None else Path(out)
     if target.is_dir():
         checks.refuse("out", "a file name", f"{target}, a folder", f"{target / NAME}")
+    try:
+        page = render(gather(folder, None if truth is None else Path(truth)))
+    except checks.InputError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        # Files of a run are JSON that anybody may have edited: what does not fit is bad input.
+        raise checks.InputError(
+            f"{folder}: expected a run as headway writes it; got contents that do not fit "
+            f"({type(error).__name__}: {error}). Try: make the run again.") from error
     if not target.parent.is_dir():
-        checks.refuse("out", "a file in a folder that exists", str(target), f"mkdir -p {target.parent}")
-    write_bytes(target, render(story).encode())
+        checks.refuse("out", "a file in a folder that exists", str(target), "make that folder first")
+    write_bytes(target, page.encode())
     return target
 
 

@@ -70,9 +70,16 @@ def gather(folder: Path, truth: Path | None = None) -> Story:
     """The story of a run folder. ``truth``: a stored layer to set beside the learned one."""
     run = Run.open(folder)
     if (folder / "results.json").exists() and not run.finished:
+        if truth is not None:
+            checks.refuse("truth", "none for a training run, which has no hidden layer", str(truth), "leave it out")
         return _trained(run)
     fit = run.fit()
     known = load_layer(truth) if truth is not None else run.truth()
+    if known is not None and (known.width, known.out_width, known.mask) != (
+            fit.layer.width, fit.layer.out_width, fit.layer.mask):
+        checks.refuse(f"truth {truth or run.path / 'truth.safetensors'}", "a layer shaped as the learned one, "
+                      f"{_width(fit.layer)}, mask {fit.layer.mask}", f"{_width(known)}, mask {known.mask}",
+                      "the layer these examples came from")
     return _learned(run, fit, known, run.certificate())
 
 
@@ -94,16 +101,23 @@ def _learned(run: Run, fit: Fit, truth: AttentionLayer | None, certificate: Cert
         sentences.append(f"Beside the true layer of {len(found.order)} heads: missing {lost}; "
                          f"{len(found.excess)} learned in excess.")
     else:
-        sentences.append(f"Beside the true layer, the worst relative error of any head is {found.worst:.1e}.")
+        worst = max(*found.theta_error, *found.w_error)
+        sentences.append(f"Beside the true layer, the worst relative error of any head is {worst:.1e}.")
     count = f"{layer.heads} head" + "s" * (layer.heads != 1)
-    facts = [("heads", str(layer.heads)), ("width", _width(layer)), ("rank of Θ", str(stats.get("rank") or "full")),
+    fitted = int(fit.status.numbers.get("heads", layer.heads))
+    if fitted != layer.heads:
+        sentences.append(f"Of the {fitted} heads fitted, {layer.heads} differ and have weight.")
+    heads = _heads(layer, truth, found)
+    rank = max(head.ranks["Θ"] for head in heads)
+    facts = [("heads", str(layer.heads)), ("width", _width(layer)),
+             ("rank of Θ", "full" if rank == layer.width else str(rank)),
              ("held-out error", f"{stats['held_out_error']:.1e}"),
              ("sequences", f"{stats['examples']:,}"), ("counting floor", f"{stats['floor']:,}"),
              ("seconds", f"{stats['seconds']:.1f}"), ("products", f"{stats['products']:,}")]
     return Story(
         f"{count}, {OUTCOMES.get(fit.status.kind, fit.status.kind)}", fit.status.ok, tuple(sentences), tuple(facts),
-        command(run.config), run.config, run.manifest()["versions"], missing, fit, _heads(layer, truth, found),
-        truth, found, certificate)
+        command(run.config), run.config, dict(run.manifest()["versions"]), missing, fit, heads, truth, found,
+        certificate)
 
 
 def _width(layer: AttentionLayer) -> str:
@@ -137,10 +151,12 @@ def _heads(layer: AttentionLayer, truth: AttentionLayer | None, found: Match | N
 
 
 def _trained(run: Run) -> Story:
-    found = read_json(run.path / "results.json", "the results of headway train")
-    if found.get("kind") != TRAINED or not found.get("results"):
-        checks.refuse(str(run.path / "results.json"), f"results of kind {TRAINED}", repr(found.get("kind")),
-                      "headway train --out RUN again")
+    again = "headway train --out RUN again"
+    found = read_json(run.path / "results.json", "the results of headway train", again)
+    if found.get("kind") != TRAINED:
+        checks.refuse(str(run.path / "results.json"), f"results of kind {TRAINED}", repr(found.get("kind")), again)
+    if not found.get("results"):
+        checks.refuse(str(run.path / "results.json"), "at least one setting", "none", again)
     results = found["results"]
     first = [result for result in results if result["trial"] == 0]
     training = tuple(zip(_labels(first), first, strict=True))
@@ -149,10 +165,10 @@ def _trained(run: Run) -> Story:
              ("iterations", f"{best['steps']:,}"), ("least loss", f"{best['columns']['loss'][-1]:.1e}"))
     sentences = (best["sentence"],)
     if len(first) > 1:
-        sentences = (f"{len(first)} settings were trained. The one of least loss, {best['heads']:g} heads, step "
+        sentences = (f"{len(first)} settings were trained. The one of least loss, H = {best['heads']:g}, step "
                      f"{best['step']:g}: {best['sentence']}",)
-    return Story("Trained by descent, with its bounds", True, sentences, facts, command(run.config), run.config,
-                 found["versions"], training=training)
+    return Story("Trained by descent", True, sentences, facts, command(run.config), run.config,
+                 dict(found["versions"]), training=training)
 
 
 def _labels(results: list[Mapping[str, Any]]) -> list[str]:
@@ -165,16 +181,18 @@ def _labels(results: list[Mapping[str, Any]]) -> list[str]:
 def command(config: Mapping[str, Any]) -> str | None:
     """The command that makes this run again, with every option that was in force; none if Python made it."""
     made_by = config.get("command")
+    needed = {"demo": {"hidden_heads", "width", "seed"}, "learn": {"examples", "options"},
+              "train": {"heads", "steps"}}
+    if not needed.get(str(made_by), {"nothing has this"}) <= set(config):
+        return None
     if made_by == "demo":
         words = ["headway", "demo", "--heads", config["hidden_heads"], "--width", config["width"],
                  "--seed", config["seed"]]
     elif made_by == "learn":
         words = ["headway", "learn", config["examples"], "--out", "RUN", *_options(config["options"])]
-    elif made_by == "train":
+    else:
         words = ["headway", "train", "--out", "RUN",
                  *_options({name: config[name] for name in config if name not in ("command", "kind")})]
-    else:
-        return None
     return shlex.join(str(word) for word in words)
 
 
