@@ -20,7 +20,7 @@ docs: $(READY)
 
 bench: $(READY)
 	for name in speed rank success few noise memory sculpt cost coverage certify_large mixture planted \
-		guarantee selecting modules trained baselines; do $(BIN)/python bench/$$name.py || exit 1; done
+		guarantee selecting modules trained baselines report; do $(BIN)/python bench/$$name.py || exit 1; done
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -257,7 +257,7 @@ class _Moments(Stages):
             # Of labels that are mostly noise even the right heads leave most, and rough fits on few rows less than
             # they should: the moments, which saw all of them, may have been right after all.
             for j, Theta in enumerate(begin):
-                best = better(best, self.polish(f"polish-{m}-{j}", Theta))
+                best = better(best, self.polish(f"polish-{m}-unmixed-{j}", Theta))
         return best
 
     def restart(
