@@ -472,8 +472,10 @@ class _Moments(Stages):
                 structured = best.held > self.floor and self.leftover(best, f"leftover-{here}-all")
             asked = best
             tried += 1
-            # Too few examples for moments show no structure either: look further before calling it noise.
-            blind = self.basis is None and best.held > NEAR
+            # Too few examples for moments show no structure either: look further before calling it noise. Nor do
+            # a few hundred show much of what a fit that explains nothing has left.
+            unsure = best.held > 0.9 and n < 512
+            blind = best.held > NEAR and (self.basis is None or unsure)
             if not (structured or blind) or misses > (3 if blind else 1) or not self._within(tried):
                 break
             more: Polished | None = None
