@@ -25,6 +25,7 @@ from rich.table import Table
 
 import headway as hw
 from headway import checks, cli_hard, cli_train, examples, store
+from headway.convert import rank_shown
 from headway.files import read_tensors
 from headway.layer import load_layer, save_layer
 from headway.learn.provable import SEARCHES
@@ -319,7 +320,7 @@ def _tell(
         table.add_column(name, justify="right")
     for j in range(fit.layer.heads):
         Theta, W, u = fit.layer.Theta[j], fit.layer.W[j], fit.layer.key_bias
-        cells = [str(j + 1), f"{float(Theta.norm()):.3f}", str(_rank(Theta)),
+        cells = [str(j + 1), f"{float(Theta.norm()):.3f}", str(rank_shown(torch.linalg.svdvals(Theta).tolist())),
                  "–" if u is None else f"{float(u[j].norm()):.3f}", f"{float(W.norm()):.3f}"]
         if match is not None:
             i = match.order.index(j) if j in match.order else None
@@ -378,11 +379,6 @@ def _phase(event: Mapping[str, Any]) -> str:
         if name in event:
             words.append(f"{shown} {event[name]:.1e}")
     return ", ".join(words)
-
-
-def _rank(Theta: torch.Tensor) -> int:
-    s = torch.linalg.svdvals(Theta)
-    return int((s > 1e-6 * s[0]).sum())
 
 
 @contextmanager

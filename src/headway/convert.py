@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,11 @@ def _part(tensors: dict[str, Tensor], path: Any, name: str) -> Tensor:
     if name not in tensors:
         checks.refuse(str(path), f"a tensor {name}", "none of that name", "another file, or from_weights(...)")
     return tensors[name]
+
+
+def rank_shown(values: Sequence[float]) -> int:
+    """How many singular values, largest first, are above a millionth of the first: the rank people are told."""
+    return sum(s > 1e-6 * values[0] for s in values)
 
 
 def ranks(layer: AttentionLayer, tolerance: float = 1e-9) -> tuple[int, int]:

@@ -27,6 +27,15 @@ def _axis(ax: Axes | None) -> Axes:
     return axis
 
 
+def _named(axis: Axes, across: str, up: str, size: int) -> Axes:
+    """With names of both directions, a faint grid and a key of that font size."""
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
+    axis.grid(alpha=0.3, linewidth=0.4)
+    axis.legend(frameon=False, fontsize=size)
+    return axis
+
+
 def save(axis: Axes, path: Path) -> None:
     """Write an axis' figure, by its name's ending, to a temporary name first; and let go of it."""
     import matplotlib.pyplot as plt
@@ -62,12 +71,8 @@ def plot_spectrum(fit: Fit, ax: Axes | None = None) -> Axes:
                       "a run with moments: more examples, or method='moments'")
     axis.plot(range(1, len(found.values) + 1), found.values, "o", color=COLOURS[0], markersize=4)
     axis.axvline(found.heads + 0.5, color=COLOURS[1], linestyle="--", linewidth=1, label=f"gap after {found.heads}")
-    axis.set_xlabel("direction")
-    axis.set_ylabel("singular value")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3, linewidth=0.4)
-    axis.legend(frameon=False, fontsize=8)
-    return axis
+    return _named(axis, "direction", "singular value", 8)
 
 
 def plot_residual(fit: Fit, ax: Axes | None = None) -> Axes:
@@ -80,11 +85,7 @@ def plot_residual(fit: Fit, ax: Axes | None = None) -> Axes:
     if not curves:
         checks.refuse("fit", "a trace with residuals", "one without", "a run made by this version")
     axis.set_yscale("log")
-    axis.set_xlabel("seconds")
-    axis.set_ylabel("relative residual")
-    axis.grid(alpha=0.3, linewidth=0.4)
-    axis.legend(frameon=False, fontsize=7)
-    return axis
+    return _named(axis, "seconds", "relative residual", 7)
 
 
 def plot_starts(fit: Fit, ax: Axes | None = None) -> Axes:
@@ -99,12 +100,8 @@ def plot_starts(fit: Fit, ax: Axes | None = None) -> Axes:
     axis.axhline(min(first.residuals), color=COLOURS[1], linestyle="--", linewidth=1,
                  label=f"{first.agreeing} of {count} at the least")
     axis.set_xticks(range(1, count + 1))
-    axis.set_xlabel("start")
-    axis.set_ylabel("residual on other rows")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3, linewidth=0.4)
-    axis.legend(frameon=False, fontsize=8)
-    return axis
+    return _named(axis, "start", "residual on other rows", 8)
 
 
 def plot_training(
@@ -185,11 +182,7 @@ def plot_dial(rows: Sequence[Mapping[str, Any]], dial: str, ax: Axes | None = No
         axis.plot(xs, [p - 0.012 * j for p in part], marker="os^Dv"[j % 5], color=COLOURS[j % len(COLOURS)],
                   label=learner, markersize=4, linewidth=1.2)
     axis.set_ylim(-0.12, 1.08)
-    axis.set_xlabel(dial)
-    axis.set_ylabel("success")
-    axis.grid(alpha=0.3, linewidth=0.4)
-    axis.legend(frameon=False, fontsize=7)
-    return axis
+    return _named(axis, dial, "success", 7)
 
 
 def plot_cost(rows: Sequence[Mapping[str, Any]], dial: str, ax: Axes | None = None) -> Axes:
@@ -204,11 +197,7 @@ def plot_cost(rows: Sequence[Mapping[str, Any]], dial: str, ax: Axes | None = No
             axis.plot([x], [y], marker="os^Dv"[j % 5], markersize=5, color=colour,
                       markerfacecolor=colour if won else "white")
     axis.set_yscale("log")
-    axis.set_xlabel(dial)
-    axis.set_ylabel("seconds")
-    axis.grid(alpha=0.3, linewidth=0.4)
-    axis.legend(frameon=False, fontsize=7)
-    return axis
+    return _named(axis, dial, "seconds", 7)
 
 
 def _along(

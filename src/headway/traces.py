@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headway.train.bounds import LOG2
+
+__all__ = ["COLOURS", "LOG2", "PANELS", "SAMPLED", "bound", "residuals", "rounds", "spectrum", "starts"]
+
 Trace = Sequence[Mapping[str, Any]]
-LOG2 = 0.6931471805599453  # the loss of guessing: a bound above it says nothing
 
 # Okabe and Ito's palette, told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

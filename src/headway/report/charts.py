@@ -309,7 +309,7 @@ def maps(story: Story) -> list[dict[str, Any]]:
     for head in story.heads:
         j, i = head.number - 1, None if head.partner is None else head.partner - 1
         spectra = {name: [_short(s) for s in values] for name, values in head.spectra.items()}
-        entry: dict[str, Any] = {"spectra": spectra}
+        entry: dict[str, Any] = {"spectra": spectra, "ranks": dict(head.ranks)}
         for name, learned in (("Θ", layer.Theta[j]), ("W", layer.W[j])):
             true = None
             if truth is not None and i is not None:

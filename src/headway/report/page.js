@@ -122,7 +122,7 @@
       hovertemplate: name + ": %{y:.3g} (number %{x})<extra></extra>",
     }));
     const told = Object.entries(spectra).map(([name, v]) => {
-      const rank = v.filter((s) => s > 1e-6 * v[0]).length;
+      const rank = data.heads[head].ranks[name];
       return name + " from " + v[0].toPrecision(3) + ", rank " + rank + " of " + v.length;
     });
     document.getElementById("note-spectra").textContent = "Head " + (head + 1) + ": " + told.join("; ") + ".";

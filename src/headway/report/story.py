@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headway import checks
+from headway.convert import rank_shown
 from headway.files import read_json
 from headway.layer import AttentionLayer, load_layer
 from headway.match import Match, match
@@ -145,7 +146,7 @@ def _heads(layer: AttentionLayer, truth: AttentionLayer | None, found: Match | N
             parts |= {"true Θ": truth.Theta[i], "true W": truth.W[i]}
         spectra = {name: tuple(torch.linalg.svdvals(part.double().cpu()).tolist())
                    for name, part in parts.items()}
-        ranks = {name: sum(s > 1e-6 * values[0] for s in values) for name, values in spectra.items()}
+        ranks = {name: rank_shown(values) for name, values in spectra.items()}
         heads.append(Head(j + 1, norms, spectra, ranks, partner, errors))
     return tuple(heads)
 
