@@ -2,7 +2,7 @@
 
 Three instances (width 16 with 3 heads, width 24 with 2 heads and biases, width 32 with 4 heads), ten seconds and
 one thread each, as in `headway bench`. A setting is ranked by how many it brings below a relative error of 1e-3,
-then by the geometric mean of its errors. The winners are the defaults of headway.learn.descent.
+then by the geometric mean of its errors. The winners are the defaults of headway.learning.baselines.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 import headway as hw
 from common import record
-from headway.counting import Size
-from headway.learn.descent import descend, lbfgs
-from headway.learn.source import Source, find_frame
+from headway.core.counting import Size
+from headway.learning.baselines import descend, lbfgs
+from headway.learning.source import Source, find_frame
 
 SECONDS = 10.0
 LAYERS: tuple[tuple[dict[str, Any], int, int], ...] = (

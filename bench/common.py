@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from headway.files import write_bytes, write_json
-from headway.store import versions
+from headway.core.files import write_bytes, write_json
+from headway.runs.store import versions
 
 RESULTS = Path(__file__).parent / "results"
 

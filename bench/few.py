@@ -8,7 +8,7 @@ import numpy as np
 
 import headway as hw
 from common import record, timed
-from headway.counting import Size
+from headway.core.counting import Size
 
 COUNT = 40
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 
-import headway.train as ht
+import headway.training as ht
 from common import record
-from headway.train.bounds import LOG2, bounds
-from headway.train.descent import descend
-from headway.train.margin import Margin, Start
+from headway.training.bounds import LOG2, bounds
+from headway.training.descent import descend
+from headway.training.margin import Margin, Start
 
 H = 10**14
 SHORT = {"tokens": 4, "width": 6, "zeta": 0.5, "strength": 1.0, "noise": 0.1}

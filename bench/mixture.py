@@ -9,7 +9,7 @@ import math
 import time
 from itertools import pairwise
 
-import headway.train as ht
+import headway.training as ht
 from common import record
 
 HEADS, TRIALS, STEPS = (1, 2, 4, 8, 16, 32, 64), 5, 400

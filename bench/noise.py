@@ -7,10 +7,10 @@ import torch
 
 import headway as hw
 from common import record, timed
-from headway import attention
-from headway.learn.gauss_newton import Free, gauss_newton
-from headway.learn.shapes import Full
-from headway.projected import Problem, Rows
+from headway.core import attention
+from headway.learning.gauss_newton import Free, gauss_newton
+from headway.learning.shapes import Full
+from headway.linalg.projected import Problem, Rows
 
 CASES = [(2, 8, 8, 600), (3, 12, 8, 800), (4, 16, 16, 1000), (2, 16, 4, 1500), (4, 32, 16, 2000)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import headway.train as ht
+import headway.training as ht
 from common import record
 
 HEADS, TRIALS, STEPS = (1, 4, 16), 5, 400

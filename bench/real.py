@@ -21,9 +21,9 @@ import torch
 import headway as hw
 from common import record
 from encoder import model_folder
-from headway.files import write_tensors
-from headway.learn.descent import descend
-from headway.learn.source import Source, find_frame
+from headway.core.files import write_tensors
+from headway.learning.baselines import descend
+from headway.learning.source import Source, find_frame
 
 HEADS, LENGTH = 12, 32
 PROBE = 40  # steps by which the time of one is measured

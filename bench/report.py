@@ -19,10 +19,10 @@ import torch
 
 import headway as hw
 from common import record
-from headway.layer import save_layer
+from headway.core.layer import save_layer
+from headway.core.results import Status
 from headway.report import write_report
-from headway.results import Status
-from headway.store import Run
+from headway.runs.store import Run
 
 HEADS, WIDTH, VISITS = 12, 384, 5
 QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",

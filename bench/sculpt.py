@@ -10,7 +10,7 @@ import sys
 
 import headway as hw
 from common import RESULTS, record, timed
-from headway.files import read_json
+from headway.core.files import read_json
 
 SEEDS = range(100, 110)
 CASES = {  # heads, width, length, sequences, seeds, wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common import record
-from headway.train.select import max_margin, selection, turn
+from headway.training.select import max_margin, selection, turn
 
 STEPS, SEEDS = 20_000, range(5)
 

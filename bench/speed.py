@@ -14,8 +14,8 @@ import torch
 
 import headway as hw
 from common import record, timed
-from headway.learn.descent import descend
-from headway.learn.source import Source, find_frame
+from headway.learning.baselines import descend
+from headway.learning.source import Source, find_frame
 
 SEEDS = (0, 1, 2)
 TARGET = 1e-6

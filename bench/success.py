@@ -11,7 +11,7 @@ import numpy as np
 
 import headway as hw
 from common import record, timed
-from headway.counting import Size
+from headway.core.counting import Size
 
 SEEN = range(60)  # the learner's thresholds were chosen while looking at these
 FRESH = range(1000, 1060)  # and not at these

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 import headway as hw
 from common import record
 from encoder import Encoder, model_folder
-from headway.convert import Factors, unfactored
-from headway.files import read_tensors
+from headway.core.convert import Factors, unfactored
+from headway.core.files import read_tensors
 
 SENTENCES = [line.strip() for line in (Path(__file__).parent / "sentences.txt").read_text().splitlines()]
 

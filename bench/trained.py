@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 import headway as hw
 from common import record
+from headway.core.layer import save_layer
 from headway.hardness.zoo import trained_folder
-from headway.layer import save_layer
 
 STEPS = 3000
 

@@ -16,8 +16,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import headway as hw
-from headway.plot import plot_heads, save
-from headway.traces import COLOURS, residuals
+from headway.report.figures import plot_heads, save
+from headway.runs.traces import COLOURS, residuals
 
 HEADS, WIDTH, COUNT = 4, 32, 4000
 

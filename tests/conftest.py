@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from headway.checks import InputError
+from headway.core.checks import InputError
 
 torch.set_num_threads(1)
 

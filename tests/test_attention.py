@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import dense
-from headway import attention
+from headway.core import attention
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 CASES = [

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import dense
 import headway as hw
-from headway.learn import net
-from headway.learn.body import Body, Gram
-from headway.learn.simplex import affine_bound, simplex_fit
-from headway.projected import Problem, Rows
+from headway.linalg.projected import Problem, Rows
+from headway.sculpting import net
+from headway.sculpting.body import Body, Gram
+from headway.sculpting.simplex import affine_bound, simplex_fit
 
 SEEDS = st.integers(0, 2**31)
 

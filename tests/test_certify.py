@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 import headway as hw
-from headway import attention
-from headway.certify import held_out, identify
-from headway.certify.held_out import Errors, errors, mean_claim, quantile_claim
-from headway.certify.identify import identifiability
-from headway.certify.jacobian import dense_blocks, gram, sample
-from headway.certify.radius import error_bars, lipschitz, radius
-from headway.examples import write
-from headway.krylov import lanczos, lanczos_error
+from headway.certificates import held_out, identify
+from headway.certificates.held_out import Errors, errors, mean_claim, quantile_claim
+from headway.certificates.identify import identifiability
+from headway.certificates.jacobian import dense_blocks, gram, sample
+from headway.certificates.radius import error_bars, lipschitz, radius
+from headway.core import attention
+from headway.core.examples import write
+from headway.linalg.krylov import lanczos, lanczos_error
 
 SEEDS = st.integers(0, 2**31)
 CASES = [{}, {"key_bias": True}, {"offset": True, "key_bias": True}, {"mask": "causal"}, {"rank": 1}]

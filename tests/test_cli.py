@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import headway as hw
-from headway.cli import OPTIONS
-from headway.examples import write
-from headway.layer import load_layer, save_layer
-from headway.store import Run
+from headway.cli.main import OPTIONS
+from headway.core.examples import write
+from headway.core.layer import load_layer, save_layer
+from headway.runs.store import Run
 
 SMALL = ["--heads", "2", "--width", "6", "--length", "5", "--count", "240"]
 

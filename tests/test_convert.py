@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import headway as hw
-from headway.convert import factored, key_groups, ranks, unfactored
+from headway.core.convert import factored, key_groups, ranks, unfactored
 
 X = torch.randn(5, 7, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

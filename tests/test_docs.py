@@ -21,8 +21,8 @@ import torch
 from typer.testing import CliRunner
 
 import headway as hw
-from headway.cli import app
-from headway.examples import write
+from headway.cli.main import app
+from headway.core.examples import write
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md",

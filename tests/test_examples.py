@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from headway import checks
-from headway.examples import BLOCK, Examples, draw, draw_batches, rebatch, write
-from headway.layer import AttentionLayer, load_layer
+from headway.core import checks
+from headway.core.examples import BLOCK, Examples, draw, draw_batches, rebatch, write
+from headway.core.layer import AttentionLayer, load_layer
 
 SAME = {"rtol": 0, "atol": 0}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import headway as hw
-from headway import conditions
-from headway.hardness import FAMILIES, family, low_degree, parity, parity_output, race, rounding, rounding_output
+from headway.core import conditions
+from headway.hardness import FAMILIES, family, low_degree, parity, parity_output, rounding, rounding_output
 from headway.hardness.secrets import rounded
 from headway.hardness.zoo import SUITES, instances, zoo
+from headway.racing import race
 
 PAIRS = [(1, 8, 0), (2, 9, 1), (3, 12, 2)]
 
@@ -235,7 +236,7 @@ def test_the_commands(tmp_path):
 
 
 def test_figures_of_a_race():
-    plot = pytest.importorskip("headway.plot", reason="figures need matplotlib")
+    plot = pytest.importorskip("headway.report.figures", reason="figures need matplotlib")
     rows = [{"learner": who, "success": who == "moments", "seconds": 1.0 + j, "where": {
         "examples over the floor": x, "scale": y}} for who in ("moments", "adam") for j, (x, y) in enumerate(
             [(1.0, 1.0), (2.0, 1.0), (1.0, 4.0)])]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import dense
-from headway import checks
-from headway.layer import AttentionLayer
+from headway.core import checks
+from headway.core.layer import AttentionLayer
 
 SAME = {"rtol": 0, "atol": 0}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}

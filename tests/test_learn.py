@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import headway as hw
-from headway.counting import Size
-from headway.learn.stages import OutOfTimeError, Stages
+from headway.core.counting import Size
+from headway.learning.stages import OutOfTimeError, Stages
 
 
 def recovered(fit: hw.Fit, truth: hw.AttentionLayer, tolerance: float = 1e-9) -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import headway as hw
-from headway.layer import AttentionLayer
-from headway.match import match
+from headway.core.layer import AttentionLayer
+from headway.core.match import match
 
 INF = float("inf")
 seeds = pytest.mark.parametrize("seed", [0, 1, 2], ids="seed{}".format)

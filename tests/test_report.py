@@ -26,14 +26,14 @@ from tests.browser import Visit
 from typer.testing import CliRunner
 
 import headway as hw
-from headway.cli import app
-from headway.layer import load_layer
+from headway.cli.main import app
+from headway.core.layer import load_layer, save_layer
+from headway.core.results import Fit, Status
 from headway.report import write_report
 from headway.report.charts import _packed, charts, maps
 from headway.report.page import render
 from headway.report.story import PAPERS, command, gather
-from headway.results import Fit, Status
-from headway.store import Run
+from headway.runs.store import Run
 
 ROOT = Path(__file__).parent.parent
 
@@ -303,7 +303,7 @@ def test_twelve_heads_of_width_384_stay_under_15_megabytes(tmp_path):
     stats = {"rank": 32, "held_out_error": 1e-15, "examples": 40_000, "floor": 1000, "seconds": 9.0, "products": 1}
     # The worst case for the size: a truth that agrees nowhere.
     run.finish(Fit(off, Status("recovered", "Recovered."), stats, ({"stage": "polish", "seconds": 9.0},)))
-    hw.layer.save_layer(tmp_path / "truth.safetensors", truth)
+    save_layer(tmp_path / "truth.safetensors", truth)
     path = write_report(tmp_path / "run", truth=tmp_path / "truth.safetensors")
     assert path.stat().st_size < 15e6
     assert len(maps(gather(tmp_path / "run"))) == 12

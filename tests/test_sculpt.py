@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headway as hw
-from headway import conditions
-from headway.examples import Examples, draw_batches, rebatch, write
-from headway.learn.sculpt import Sculptor, Thresholds, _Reservoir, crude_sum, hull_angle
-from headway.projected import Rows
-from headway.store import Run
+from headway.core import conditions
+from headway.core.examples import Examples, draw_batches, rebatch, write
+from headway.linalg.projected import Rows
+from headway.runs.store import Run
+from headway.sculpting.sculpt import Sculptor, Thresholds, _Reservoir, crude_sum, hull_angle
 
 PHASES = ("crude sum", "sculpt", "refine", "sharpen")
 

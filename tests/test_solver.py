@@ -7,14 +7,15 @@ import torch
 from tests import dense
 from torch.testing import assert_close
 
-from headway import attention, projected
-from headway.counting import Size
-from headway.layer import AttentionLayer
-from headway.learn import moments
-from headway.learn.gauss_newton import Free, _Products, gauss_newton
-from headway.learn.polish import numerical_rank
-from headway.learn.shapes import Factored, Full, Span
-from headway.projected import Problem, Rows, evaluate
+from headway.core import attention
+from headway.core.counting import Size
+from headway.core.layer import AttentionLayer
+from headway.learning import moments
+from headway.learning.gauss_newton import Free, _Products, gauss_newton
+from headway.learning.polish import numerical_rank
+from headway.learning.shapes import Factored, Full, Span
+from headway.linalg import projected
+from headway.linalg.projected import Problem, Rows, evaluate
 
 
 def normal(*size, seed):

@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from headway import files, store
-from headway.checks import InputError
-from headway.layer import AttentionLayer, load_layer, save_layer
-from headway.results import Fit, NotLearnedError, Status
-from headway.store import Run
+from headway.core import files
+from headway.core.checks import InputError
+from headway.core.layer import AttentionLayer, load_layer, save_layer
+from headway.core.results import Fit, NotLearnedError, Status
+from headway.runs import store
+from headway.runs.store import Run
 
 SAME = {"rtol": 0, "atol": 0}
 

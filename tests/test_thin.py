@@ -9,15 +9,15 @@ import torch
 from torch.testing import assert_close
 
 import headway as hw
-from headway import attention
-from headway.layer import AttentionLayer
-from headway.learn import moments, polish, route, stages
-from headway.learn import unmix as unmix_module
-from headway.learn.gauss_newton import _Products, gauss_newton
-from headway.learn.shapes import Span
-from headway.learn.thin import Thin, ThinModel
-from headway.learn.unmix import InSpan, unseen
-from headway.projected import Problem, Rows, evaluate, features_of
+from headway.core import attention
+from headway.core.layer import AttentionLayer
+from headway.learning import moments, polish, route, stages
+from headway.learning import unmix as unmix_module
+from headway.learning.gauss_newton import _Products, gauss_newton
+from headway.learning.shapes import Span
+from headway.learning.thin import Thin, ThinModel
+from headway.learning.unmix import InSpan, unseen
+from headway.linalg.projected import Problem, Rows, evaluate, features_of
 
 SETTINGS = {
     "plain": {}, "causal": {"mask": "causal"}, "padded": {"padded": True}, "in two pieces": {"pieces": 2},

@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import headway as hw
-from headway.cli import app
-from headway.krylov import lanczos
-from headway.train import labelled, leave_one_out, mixture, planted, start, train
-from headway.train.bounds import LOG2, a_posteriori, bounds, constants
-from headway.train.descent import descend
-from headway.train.margin import check_start, explicit_direction, margin_along, mixture_margins, tangent_margin
-from headway.train.network import Network, least_head_curvature, loss_and_gradient, losses
-from headway.train.select import direction_error, max_margin, selection, turn
+from headway.cli.main import app
+from headway.linalg.krylov import lanczos
+from headway.training import labelled, leave_one_out, mixture, planted, start, train
+from headway.training.bounds import LOG2, a_posteriori, bounds, constants
+from headway.training.descent import descend
+from headway.training.margin import check_start, explicit_direction, margin_along, mixture_margins, tangent_margin
+from headway.training.network import Network, least_head_curvature, loss_and_gradient, losses
+from headway.training.select import direction_error, max_margin, selection, turn
 
 SEEDS = st.integers(0, 2**31)
 

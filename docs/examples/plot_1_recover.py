@@ -9,7 +9,7 @@ every matrix comes back to the last digit, and nobody says how many heads there 
 import matplotlib.pyplot as plt
 
 import headway as hw
-from headway.plot import plot_heads, plot_residual
+from headway.report.figures import plot_heads, plot_residual
 
 truth = hw.AttentionLayer.random(heads=4, width=32, scale=2.0, seed=0)
 data = hw.draw(truth, count=4000, length=16, seed=1)

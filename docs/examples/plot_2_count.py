@@ -9,8 +9,8 @@ matrices. As many singular values stand out from the sampling floor as there are
 import matplotlib.pyplot as plt
 
 import headway as hw
-from headway.plot import plot_spectrum
-from headway.traces import spectrum
+from headway.report.figures import plot_spectrum
+from headway.runs.traces import spectrum
 
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained", sharey=True)
 for axis, heads in zip(axes, (1, 3, 6), strict=True):

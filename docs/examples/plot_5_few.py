@@ -11,7 +11,7 @@ import math
 import matplotlib.pyplot as plt
 
 import headway as hw
-from headway.counting import Size
+from headway.core.counting import Size
 
 heads, width, length = 2, 8, 4
 floor = Size(width, width, length).floor(heads)

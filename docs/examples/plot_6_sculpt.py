@@ -10,7 +10,7 @@ hull of the heads and stays long along it.
 import matplotlib.pyplot as plt
 
 import headway as hw
-from headway.traces import rounds
+from headway.runs.traces import rounds
 
 truth = hw.AttentionLayer.random(heads=2, width=10, scale=2.0, seed=0)
 data = hw.draw(truth, count=60_000, length=2, seed=1)

@@ -10,8 +10,8 @@ the loss.
 
 import matplotlib.pyplot as plt
 
-from headway.plot import plot_training
-from headway.train import mixture, train
+from headway.report.figures import plot_training
+from headway.training import mixture, train
 
 law = {"tokens": 4, "width": 6, "zeta": 0.5, "strength": 1.0, "noise": 0.1}
 done = train(mixture(100, **law), heads=10**14, step=0.1, steps=300)

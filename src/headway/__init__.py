@@ -1,13 +1,13 @@
 """Headway learns a multi-head attention layer from examples of what it does, and says how sure it is."""
 
-from headway.certify import certify
-from headway.checks import InputError
-from headway.convert import from_checkpoint, from_torch, from_weights, to_torch
-from headway.examples import Examples, draw
-from headway.layer import AttentionLayer
-from headway.learn import learn
-from headway.match import Comparison, Match, compare, match
-from headway.results import Certificate, Claim, Fit, NotLearnedError, Status
+from headway.certificates import certify
+from headway.core.checks import InputError
+from headway.core.convert import from_checkpoint, from_torch, from_weights, to_torch
+from headway.core.examples import Examples, draw
+from headway.core.layer import AttentionLayer
+from headway.core.match import Comparison, Match, compare, match
+from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status
+from headway.learning import learn
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,6 +1,6 @@
 """``python -m headway``: the command line."""
 
-from headway.cli import main
+from headway.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headway import checks
-from headway.layer import AttentionLayer
+from headway.core import checks
+from headway.core.layer import AttentionLayer
 
 Turn = Callable[[AttentionLayer, float, int], AttentionLayer]
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway import checks
-from headway.layer import AttentionLayer
+from headway.core import checks
+from headway.core.layer import AttentionLayer
 
 BETA = 20.0  # scores differ by β at least: patterns are 0 or 1 to 2e-9
 MOST = 1_000_000  # values of an inner product that are looked at for steps

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from headway import checks
-from headway.counting import Size
-from headway.examples import Examples, draw
+from headway.core import checks
+from headway.core.counting import Size
+from headway.core.examples import Examples, draw
+from headway.core.layer import AttentionLayer, load_layer
 from headway.hardness.families import FAMILIES, family
 from headway.hardness.secrets import parity
-from headway.layer import AttentionLayer, load_layer
 
 VERSION = "1"
 Build = Callable[[int], AttentionLayer]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headway import traces
 from headway.report.story import Story
-from headway.traces import COLOURS, LOG2, PANELS, SAMPLED
+from headway.runs import traces
+from headway.runs.traces import COLOURS, LOG2, PANELS, SAMPLED
 
 SMALL = 64 * 64  # entries of a matrix that are all told apart by eye
 MOST_NAMED = 8  # curves with names above the figure; hovering names all

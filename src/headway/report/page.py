@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headway import checks
-from headway.files import write_bytes
+from headway.core import checks
+from headway.core.files import write_bytes
 from headway.report.charts import charts, maps
 from headway.report.story import PAPERS, Story, gather, plain
 

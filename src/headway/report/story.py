@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway import checks
-from headway.convert import rank_shown
-from headway.files import read_json
-from headway.layer import AttentionLayer, load_layer
-from headway.match import Match, match
-from headway.results import Certificate, Fit
-from headway.store import Run
+from headway.core import checks
+from headway.core.convert import rank_shown
+from headway.core.files import read_json
+from headway.core.layer import AttentionLayer, load_layer
+from headway.core.match import Match, match
+from headway.core.results import Certificate, Fit
+from headway.runs.store import Run
 
 TRAINED = "headway-train-1"
 OUTCOMES = {

@@ -1,0 +1,127 @@
+"""Error on inputs the layer has not seen: what n fresh examples allow to say about all the others.
+
+Both claims are about e = ‖Y − F(X)‖_F/√(entries), the root mean square error of one sequence, under the law the
+examples were drawn from; neither needs to know that law.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from headway.core.examples import Examples
+from headway.core.layer import AttentionLayer
+from headway.core.results import Claim
+
+BATCH = 512
+FRESH = "the examples are independent draws from the law in question, and the layer was fixed before they were seen"
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Root mean square error of each sequence, the labels' deviation, and bounds on what an error can be."""
+
+    each: Tensor  # (n,), ascending
+    deviation: float  # of the labels from their mean
+    widest: float  # largest norm of a token
+    boolean: bool  # all tokens ±1
+    row_bound: float  # no output row of this layer is longer, for tokens no longer than ``widest``
+    out_width: int
+
+
+def errors(layer: AttentionLayer, examples: Examples) -> Errors:
+    """One pass over the examples in float64."""
+    layer = layer.to(torch.float64)
+    each: list[Tensor] = []
+    total = count = 0.0
+    label = torch.zeros(examples.out_width, dtype=torch.float64)
+    widest, boolean = 0.0, True
+    for batch in examples.batches(BATCH):
+        X, Y = batch.X.double().cpu(), batch.Y.double().cpu()
+        padding = None if batch.padding is None else batch.padding.cpu()
+        keep = torch.ones(X.shape[:2], dtype=torch.float64) if padding is None else (~padding).double()
+        wrong = (layer(X, padding) - Y).square().sum(2) * keep
+        each.append((wrong.sum(1) / (keep.sum(1) * Y.shape[2])).sqrt())
+        total += float((Y.square().sum(2) * keep).sum())
+        label += (Y * keep.unsqueeze(2)).sum((0, 1))
+        count += float(keep.sum())
+        tokens = X[keep.bool()]
+        widest = max(widest, float(tokens.norm(dim=1).max()))
+        boolean = boolean and bool((tokens.abs() == 1).all())
+    deviation = math.sqrt(max(total / count - float((label / count).square().sum()), 1e-300) / examples.out_width)
+    spectral = float(torch.linalg.matrix_norm(layer.W.cpu(), 2).sum())
+    offset = 0.0 if layer.offset is None else float(layer.offset.norm())
+    return Errors(torch.cat(each).sort().values, deviation, widest, boolean, widest * spectral + offset,
+                  examples.out_width)
+
+
+def quantile_claim(found: Errors, confidence: float, fraction: float, tolerance: float) -> Claim:
+    """At most ``fraction`` of all inputs have an error above t, t an order statistic of the sample.
+
+    The number of sample errors below the (1 − fraction)-quantile is binomial whatever the law, so the r-th smallest
+    is above that quantile with probability P(Bin(n, 1 − fraction) < r).
+    """
+    e, n = found.each, len(found.each)
+    goal = tolerance * found.deviation
+    numbers = {"sequences": float(n), "confidence": confidence, "tolerance": goal, "largest": float(e[-1]),
+               "beyond_largest": 1.0 - (1.0 - confidence) ** (1.0 / n)}
+    statement = (f"At most {fraction:.3g} of all inputs have an error above {{}} ({tolerance:.1e} of the labels' "
+                 f"deviation is allowed), with confidence {confidence:g}")
+    rank = int(binom.ppf(confidence, n, 1.0 - fraction)) + 1
+    while rank <= n and binom.cdf(rank - 1, n, 1.0 - fraction) < confidence:
+        rank += 1
+    if rank > n:
+        need = math.ceil(math.log(1.0 - confidence) / math.log(1.0 - fraction))
+        return Claim("held-out quantile", statement.format("t"), FRESH, "undecided",
+                     f"{n} sequences cannot support it, {need} can. What they do support: at most "
+                     f"{numbers['beyond_largest']:.2g} of all inputs have an error above {float(e[-1]):.1e}",
+                     {**numbers, "needed": float(need)})
+    bound = float(e[rank - 1])
+    low = int(binom.ppf(1.0 - confidence, n, 1.0 - fraction))  # P(Bin ≥ low) ≥ confidence
+    numbers["bound"] = bound
+    numbers["at_least"] = float(e[low - 1]) if low >= 1 else 0.0
+    holds = "yes" if bound <= goal else "no" if numbers["at_least"] > goal else "undecided"
+    reason = {"yes": f"the {rank}-th smallest of {n} errors is {bound:.1e}",
+              "no": f"with the same confidence more than {fraction:.3g} exceed {numbers['at_least']:.1e}",
+              "undecided": f"the quantile is between {numbers['at_least']:.1e} and {bound:.1e}"}[holds]
+    return Claim("held-out quantile", statement.format(f"{bound:.1e}"), FRESH, holds, reason, numbers)
+
+
+def mean_claim(
+    found: Errors, confidence: float, tolerance: float, teacher_bound: float | None, token_bound: float | None
+) -> Claim:
+    """E[e²] ≤ mean + √(2V ln(2/δ)/n) + 7B ln(2/δ)/(3(n − 1)), B a bound on e² (Maurer and Pontil).
+
+    Averages of tokens stay in their hull, so a row of this layer is no longer than R·Σ‖W_i‖ + ‖c‖ for tokens no
+    longer than R; how long a row of the teacher may be has to be given.
+    """
+    z, n = found.each.square(), len(found.each)
+    goal = (tolerance * found.deviation) ** 2
+    name = "held-out mean"
+    statement = (f"The root mean square error over all inputs is at most {{}} ({tolerance:.1e} of the labels' "
+                 f"deviation is allowed), with confidence {confidence:g}")
+    numbers = {"sequences": float(n), "confidence": confidence, "mean_square": float(z.mean()),
+               "tolerance": math.sqrt(goal)}
+    R = token_bound if token_bound is not None else found.widest if found.boolean else None
+    if teacher_bound is None or R is None:
+        missing = "teacher_bound (how long an output row of the teacher can be)" if teacher_bound is None else (
+            "token_bound (how long a token can be)")
+        return Claim(name, statement.format("…"), FRESH, "undecided",
+                     f"an error must be known to be bounded, and nothing says so: pass {missing}", numbers)
+    B = (teacher_bound + found.row_bound * max(1.0, R / max(found.widest, 1e-300))) ** 2 / found.out_width
+    log = math.log(2.0 / (1.0 - confidence))
+    width = math.sqrt(2.0 * float(z.var()) * log / n) + 7.0 * B * log / (3.0 * (n - 1)) if n > 1 else math.inf
+    upper, lower = float(z.mean()) + width, float(z.mean()) - width
+    numbers |= {"bound": math.sqrt(upper), "largest_possible": math.sqrt(B)}
+    assumption = FRESH + (f"; output rows of the teacher are no longer than {teacher_bound:g}, tokens no longer "
+                          f"than {R:.3g}" + (" (they are ±1)" if found.boolean and token_bound is None else ""))
+    holds = "yes" if upper <= goal else "no" if lower > goal else "undecided"
+    reason = f"the sample's is {math.sqrt(float(z.mean())):.1e}, the bound {math.sqrt(upper):.1e}"
+    if holds == "undecided":
+        needed = math.ceil(7.0 * B * log / (3.0 * max(goal - float(z.mean()), 1e-300)))
+        reason += f"; about {needed:.2g} sequences would decide" if goal > float(z.mean()) else ""
+    return Claim(name, statement.format(f"{math.sqrt(upper):.1e}"), assumption, holds, reason, numbers)

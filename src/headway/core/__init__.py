@@ -1,0 +1,1 @@
+"""What everything stands on: checks, files, attention, layers, examples, matching, conversion."""

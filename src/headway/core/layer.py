@@ -1,0 +1,205 @@
+"""The layer F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ as a frozen object."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.core import attention, checks
+from headway.core.files import read_tensors, write_tensors
+
+MASKS = ("none", "causal")
+KIND = "headway-layer-1"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionLayer:
+    """F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ.
+
+    Theta (m, d, d): attention matrices, query on the left. W (m, d, e): value and output maps merged.
+    key_bias (m, d), optional: adds u_i·x_b to the score of key b. offset (e,), optional: c.
+    mask: "none" or "causal"; padding belongs to the sequences and is given with them.
+
+    >>> layer = AttentionLayer.random(heads=2, width=4, seed=0)
+    >>> layer(torch.ones(3, 5, 4, dtype=torch.float64)).shape
+    torch.Size([3, 5, 4])
+    """
+
+    Theta: Tensor
+    W: Tensor
+    key_bias: Tensor | None = None
+    offset: Tensor | None = None
+    mask: str = "none"
+
+    def __post_init__(self) -> None:
+        Theta, W = checks.floating("Theta", self.Theta), checks.floating("W", self.W)
+        checks.shape("Theta", Theta, ("m", "d", "d"), "stack the heads' (d, d) matrices")
+        m, d = Theta.shape[:2]
+        checks.shape("Theta", Theta, (m, d, d), "each Theta_i must be square")
+        checks.shape("W", W, (m, d, "e"), f"one ({d}, e) matrix for each of Theta's {m} heads")
+        if not m:
+            checks.refuse("Theta", "at least one head", f"shape {tuple(Theta.shape)}", "Theta of shape (1, d, d)")
+        object.__setattr__(self, "Theta", Theta)
+        object.__setattr__(self, "W", W)
+        for name, size in (("key_bias", (m, d)), ("offset", (W.shape[2],))):
+            value = getattr(self, name)
+            if value is not None:
+                value = checks.floating(name, value)
+                checks.shape(name, value, size, "one entry per head and feature" if m else "None")
+                object.__setattr__(self, name, value)
+        for name, value in self.tensors().items():
+            if value.dtype != Theta.dtype:
+                checks.refuse(name, f"dtype {Theta.dtype}, as Theta", value.dtype, f"{name}.to(Theta)")
+        checks.choice("mask", self.mask, MASKS)
+
+    @property
+    def heads(self) -> int:
+        return self.Theta.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.Theta.shape[1]
+
+    @property
+    def out_width(self) -> int:
+        return self.W.shape[2]
+
+    @property
+    def augmented(self) -> Tensor:
+        """[Θ_i; u_iᵀ], (m, d + 1, d); Θ itself when there is no key bias."""
+        return attention.augment(self.Theta, self.key_bias)
+
+    def __call__(self, X: Any, padding: Tensor | None = None) -> Tensor:
+        """F(X) for X of shape (n, k, d) or (k, d). Boolean tokens may be int8: they take Θ's dtype."""
+        X, see, single = self._read(X, padding)
+        Y = attention.forward(X, self.augmented, self.W, self.offset, see)
+        return Y[0] if single else Y
+
+    def patterns(self, X: Any, padding: Tensor | None = None) -> Tensor:
+        """P_i = softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask): (n, m, k, k), or (m, k, k) for one sequence."""
+        X, see, single = self._read(X, padding)
+        P = attention.patterns(X, self.augmented, see).transpose(1, 2)
+        return P[0] if single else P
+
+    def _read(self, X: Any, padding: Tensor | None) -> tuple[Tensor, Tensor | None, bool]:
+        X = checks.floating("X", X, keep_int8=True)
+        single = X.ndim == 2
+        X = X.unsqueeze(0) if single else X
+        checks.shape("X", X, ("n", "k", self.width), "tokens as rows, features last")
+        if X.dtype == torch.int8:
+            X = X.to(self.Theta.dtype)
+        elif X.dtype != self.Theta.dtype:
+            checks.refuse("X", f"dtype {self.Theta.dtype}, as the layer", X.dtype,
+                          f"layer.to({X.dtype}) or X.to({self.Theta.dtype})")
+        if padding is not None:
+            padding = padding.unsqueeze(0) if single else padding
+            if padding.dtype != torch.bool:
+                checks.refuse("padding", "bool, True where a token is filling", padding.dtype, "padding.bool()")
+            checks.shape("padding", padding, tuple(X.shape[:2]), "True where a token is filling")
+        return X, attention.allowed(X, self.mask, padding), single
+
+    def to(self, target: torch.dtype | torch.device | str) -> AttentionLayer:
+        """The same layer in another dtype or on another device."""
+        if isinstance(target, torch.dtype) and not target.is_floating_point:
+            checks.refuse("target", "a floating dtype or a device", target, "torch.float64")
+        moved: dict[str, Any] = {name: value.to(target) for name, value in self.tensors().items()}
+        return replace(self, **moved)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name to tensor, without the parts this layer does not have."""
+        parts = {"Theta": self.Theta, "W": self.W, "key_bias": self.key_bias, "offset": self.offset}
+        return {name: value for name, value in parts.items() if value is not None}
+
+    def canonical(self, tolerance: float = 1e-9) -> AttentionLayer:
+        """The same function with equal heads merged, dead heads dropped, loudest head first.
+
+        Heads i, j are equal when ‖(Θ, u)_i − (Θ, u)_j‖ ≤ tolerance · the larger norm (their W add up);
+        a head is dead when ‖W_i‖ ≤ tolerance · the largest. Loudness is ‖(Θ, u)_i‖·‖W_i‖. The last
+        head is never dropped.
+        """
+        A, W = self.augmented, self.W
+        groups: list[list[int]] = []
+        for i in range(self.heads):
+            for group in groups:
+                j = group[0]
+                size = max(float(A[i].norm()), float(A[j].norm()))
+                if float((A[i] - A[j]).norm()) <= tolerance * size:
+                    group.append(i)
+                    break
+            else:
+                groups.append([i])
+        Theta = torch.stack([A[g[0]] for g in groups])
+        W = torch.stack([W[g].sum(0) for g in groups])
+        weight = W.flatten(1).norm(dim=1)
+        alive = weight > tolerance * weight.max()
+        alive[weight.argmax()] = True
+        loud = (Theta.flatten(1).norm(dim=1) * weight).masked_fill(~alive, -1.0)
+        order = torch.argsort(loud, descending=True, stable=True)[: int(alive.sum())]
+        Theta, key_bias = attention.split(Theta[order])
+        return replace(self, Theta=Theta, W=W[order], key_bias=key_bias)
+
+    @classmethod
+    def random(
+        cls,
+        heads: int,
+        width: int,
+        *,
+        out_width: int | None = None,
+        scale: float = 2.0,
+        rank: int | None = None,
+        key_bias: bool = False,
+        offset: bool = False,
+        mask: str = "none",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
+    ) -> AttentionLayer:
+        """Θ_i Gaussian with ‖Θ_i‖_F = scale, W_i Gaussian with entries of variance 1/d.
+
+        ``scale`` is the standard deviation of the scores on ±1 tokens. ``rank=r`` makes Θ_i a product of
+        two d × r factors. A key bias has ‖u_i‖ = scale/2, an offset has unit-variance entries.
+        """
+        m, d = checks.whole("heads", heads), checks.whole("width", width)
+        e = d if out_width is None else checks.whole("out_width", out_width)
+        scale = checks.number("scale", scale)
+        draw = torch.Generator().manual_seed(checks.whole("seed", seed, 0, 2**63 - 1))
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(*size, generator=draw, dtype=torch.float64)
+
+        if rank is None:
+            Theta = normal(m, d, d)
+        else:
+            r = checks.whole("rank", rank, 1, d)
+            Theta = normal(m, d, r) @ normal(m, r, d)
+        Theta *= scale / Theta.flatten(1).norm(dim=1).view(m, 1, 1)
+        W = normal(m, d, e) / math.sqrt(d)
+        u = normal(m, d)
+        u *= scale / (2 * u.norm(dim=1, keepdim=True))
+        c = normal(e)
+        layer = cls(Theta, W, u if key_bias else None, c if offset else None, mask)
+        return layer if dtype == torch.float64 else layer.to(dtype)
+
+    def __repr__(self) -> str:
+        extras = [name for name in ("key_bias", "offset") if getattr(self, name) is not None]
+        extras += [self.mask] if self.mask != "none" else []
+        tail = f", with {', '.join(extras)}" if extras else ""
+        return f"AttentionLayer({self.heads} heads, width {self.width} → {self.out_width}{tail})"
+
+
+def save_layer(path: str | os.PathLike[str], layer: AttentionLayer) -> None:
+    write_tensors(Path(path), layer.tensors(), {"kind": KIND, "mask": layer.mask})
+
+
+def load_layer(path: str | os.PathLike[str]) -> AttentionLayer:
+    tensors, meta = read_tensors(Path(path))
+    unknown = set(tensors) - {"Theta", "W", "key_bias", "offset"}
+    if unknown or not {"Theta", "W"} <= set(tensors):
+        checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", sorted(tensors),
+                      "a layer.safetensors written by headway")
+    return AttentionLayer(**tensors, mask=meta.get("mask", "none"))

@@ -1,0 +1,95 @@
+"""What a learner returns (a layer, a status that is a sentence, a trace) and what a certificate says. Frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.core.convert import Factors, factored
+from headway.core.layer import AttentionLayer
+
+
+@dataclass(frozen=True)
+class Status:
+    """How learning ended: ``kind`` for programs, ``sentence`` for people, ``numbers`` for both.
+
+    recovered       the residual on unseen examples is at the floor of the arithmetic
+    noise           it is at a level that further heads do not lower: label noise
+    not_realisable  m heads leave a residual with structure in it
+    too_few         the examples do not determine the layer
+    degenerate      a condition the method relies on does not hold, with its measured value
+    limit           a limit on iterations or time was reached first
+    """
+
+    kind: str
+    sentence: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the layer may be used as an answer: recovered, or as well as the noise allows."""
+        return self.kind in ("recovered", "noise")
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A learned layer, how learning ended, counters, and what happened stage by stage."""
+
+    layer: AttentionLayer
+    status: Status
+    stats: Mapping[str, Any]
+    trace: tuple[Mapping[str, Any], ...]
+
+    @property
+    def factors(self) -> Factors | None:
+        """The heads as thin factors where a low rank of Θ_i and W_i was found and used; None elsewhere."""
+        rank, out_rank = self.stats.get("rank"), self.stats.get("out_rank")
+        return None if rank is None or out_rank is None else factored(self.layer, rank, out_rank)
+
+    def __repr__(self) -> str:
+        return f"Fit({self.layer!r}, {self.status.kind}: {self.status.sentence})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement about a layer: what it rests on, whether it holds (yes, no, undecided) and why."""
+
+    name: str
+    statement: str
+    assumption: str
+    holds: str
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.holds}. {self.statement}: {self.reason}."
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Claims about one layer, from examples it was not learned from."""
+
+    claims: tuple[Claim, ...]
+    confidence: float
+    settings: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Claim:
+        for claim in self.claims:
+            if claim.name == name:
+                return claim
+        raise KeyError(f"no claim {name!r}; there are {', '.join(repr(c.name) for c in self.claims)}")
+
+    def __str__(self) -> str:
+        return "\n".join(str(claim) for claim in self.claims)
+
+
+class NotLearnedError(RuntimeError):
+    """Raised with ``strict=True`` when the status is not ok; carries the fit."""
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__(fit.status.sentence)
+        self.fit = fit

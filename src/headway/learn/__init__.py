@@ -1,5 +1,0 @@
-"""Examples in, Fit out: the span of the attention matrices, the heads inside it, Gauss–Newton to the floor."""
-
-from headway.learn.route import learn
-
-__all__ = ["learn"]

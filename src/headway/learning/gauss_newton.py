@@ -1,0 +1,228 @@
+"""min over Θ of min over (W, c) of ‖Y − F(X; Θ, W, c)‖²: Gauss–Newton with variable projection.
+
+W and c are eliminated (projected.py), so only Θ is searched. Steps solve
+
+    (Jᵀ(I − Π)J + λD) v = Jᵀr,        D the shape's metric,
+
+by preconditioned conjugate gradients on products; no Jacobian is formed. The inner iteration runs in float32
+whatever the outer precision: an error of 1e-3 in the step costs a digit-triple an iteration, no accuracy,
+since residuals are always evaluated in the outer precision. It moves to the outer precision when that fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from headway.learning.shapes import Metric, Shape
+from headway.linalg.krylov import conjugate_gradients
+from headway.linalg.projected import Point, Problem, Products, evaluate
+
+NEAR = 0.05  # relative residual below which steps are worth a better preconditioner
+
+
+class Operator(Protocol):
+    """J and its adjoint at one point, in the unknowns of a shape; ``count`` says how many products were made."""
+
+    count: int
+
+    def gradient(self, residuals: Any) -> Tensor: ...
+    def curvature(self, v: Tensor) -> Tensor: ...
+    def metric(self, generator: torch.Generator) -> Metric: ...
+
+
+class Model(Protocol):
+    """What is fitted: a loss for every shape (a point has ``loss`` and ``residuals``) and products there."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def variation(self) -> float: ...
+    def evaluate(self, shape: Any) -> Any: ...
+    def products(self, point: Any, shape: Any, dtype: torch.dtype) -> Operator: ...
+
+
+@dataclass(frozen=True)
+class Solution:
+    shape: Any
+    point: Any
+    history: tuple[float, ...]  # relative residuals, one per accepted step
+    reason: str  # floor, target, converged, stalled, limit
+    products: int  # Jacobian and adjoint products made
+
+    @property
+    def residual(self) -> float:
+        return self.history[-1]
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """What every model of a least-squares problem answers alike."""
+
+    problem: Problem
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.problem.dtype
+
+    def variation(self) -> float:
+        return self.problem.variation()
+
+
+class Free(LeastSquares):
+    """Heads with free W_i, which are eliminated together with c (projected.py)."""
+
+    def evaluate(self, shape: Shape) -> Point:
+        return evaluate(self.problem, shape.theta())
+
+    def products(self, point: Point, shape: Shape, dtype: torch.dtype) -> Operator:
+        return _Products(self.problem, point, shape, dtype)
+
+
+class _Products(Products):
+    """The same products in the unknowns of a shape."""
+
+    def __init__(self, problem: Problem, point: Point, shape: Shape, dtype: torch.dtype) -> None:
+        super().__init__(problem, point, dtype)
+        self.shape = shape.to(dtype)
+
+    def gradient(self, residuals: Any) -> Tensor:
+        return self.shape.pull(super().gradient(residuals))
+
+    def curvature(self, v: Tensor) -> Tensor:
+        return self.shape.pull(super().curvature(self.shape.push(v)))
+
+    def metric(self, generator: torch.Generator) -> Metric:
+        return self.shape.metric(*self.blocks(generator))
+
+
+def _stretched(operator: Operator, metric: Metric, v: Tensor) -> Callable[[Tensor], Tensor]:
+    """D⁻¹ with one direction a head corrected: D overrates that of Θ_i itself, since a softmax answers little to
+    scores that only grow. With v_i the head's unknowns and s_i = ⟨v_i, Dv_i⟩/⟨v_i, Av_i⟩ measured by one product,
+
+        g ↦ D⁻¹g + (s_i − 1) v_i⟨v_i, g⟩/⟨v_i, Dv_i⟩
+
+    is exact on v_i up to the coupling of heads, and m small eigenvalues no longer cost a few steps each.
+    """
+    heads = tuple(range(1, v.ndim))
+    rated = (v * metric.apply(v)).sum(heads, keepdim=True).clamp_min(1e-30)
+    true = (v * operator.curvature(v)).sum(heads, keepdim=True).clamp_min(1e-30)
+    gain = ((rated / true).clamp(1.0, 100.0) - 1.0) / rated
+    return lambda g: metric.solve(g) + gain * (v * g).sum(heads, keepdim=True) * v
+
+
+def least_curvature(problem: Problem, point: Point, shape: Shape, generator: torch.Generator) -> float:
+    """The smallest eigenvalue of Jᵀ(I − Π)J relative to D: zero where the rows leave a direction of Θ free.
+
+    Two steps of inverse iteration, each a solve with a shift of 1e-10.
+    """
+    operator = _Products(problem, point, shape, torch.float64)
+    metric = operator.metric(generator)
+    v = torch.randn(shape.value.shape, generator=generator, dtype=torch.float64).to(shape.value)
+    for _ in range(2):
+        g = metric.apply(v)
+        v = conjugate_gradients(lambda x: operator.curvature(x) + 1e-10 * metric.apply(x), metric.solve, g, 1e-8,
+                                 min(2 * v.numel(), 500))
+        v = v / v.norm()
+    return float((v * operator.curvature(v)).sum()) / max(float((v * metric.apply(v)).sum()), 1e-300)
+
+
+def gauss_newton(
+    model: Model,
+    shape: Any,
+    *,
+    generator: torch.Generator,
+    limit: int = 100,
+    inner_limit: int = 300,
+    target: float = 0.0,
+    patience: int = 4,
+    least_gain: float = 1e-3,
+    damping: float = 1.0,
+    budget: float = math.inf,
+    report: Callable[[float], None] | None = None,
+) -> Solution:
+    """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when ``patience`` steps in a
+    row gain less than ``least_gain`` of the loss (stalled), when a full step would gain less than 1e-9
+    (converged), at ``limit`` steps, or after ``budget`` products with J and its transpose (limit).
+    """
+    scale = model.variation()
+    eps = torch.finfo(model.dtype).eps
+    point = model.evaluate(shape)
+    history = [math.sqrt(point.loss / scale)]
+    inner = torch.float32
+    products, slow, reason = 0, 0, "limit"
+    metric: Metric | None = None
+    for _ in range(limit):
+        operator = model.products(point, shape, inner)
+        if metric is None or history[-1] > 1e-3:  # below, Θ hardly moves and the old one serves
+            metric = operator.metric(generator)
+            precondition = metric.solve
+            if history[-1] < NEAR:
+                precondition = _stretched(operator, metric, shape.growth().to(inner))
+        exact = operator if inner == model.dtype else model.products(point, shape, model.dtype)
+        g = exact.gradient(point.residuals)
+        size = float(g.abs().max())
+        if size == 0.0 or not math.isfinite(size):
+            reason = "converged"
+            break
+        unit = (g / size).to(inner)
+        # No more digits than the next residual can show: the last step may be a rough one.
+        tolerance = max(min(0.3, history[-1]), 1e-3, min(eps / history[-1], 0.1))
+        accepted = False
+        for _ in range(10):
+            lam = damping
+
+            def apply(v: Tensor, op: Operator = operator, D: Metric = metric, lam: float = lam) -> Tensor:
+                return op.curvature(v) + lam * D.apply(v)
+
+            v = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit)
+            # ‖r‖² falls by ⟨v, g + λDv⟩ if the model is right.
+            gain = size**2 * float((v * (unit + lam * metric.apply(v))).sum())
+            trial = shape.moved((v.to(g.dtype)) * size)
+            new = model.evaluate(trial)
+            ratio = (point.loss - new.loss) / max(gain, 1e-300)
+            if math.isfinite(new.loss) and new.loss < point.loss and ratio > 1e-4:
+                accepted = True
+                break
+            if gain < 1e-9 * point.loss or history[-1] < 100 * eps:
+                break
+            damping *= 6
+        products += operator.count + (exact.count if exact is not operator else 0)
+        if not accepted:
+            if history[-1] < 1e4 * eps:
+                reason = "floor"
+            elif gain < 1e-9 * point.loss:
+                reason = "converged"
+            elif inner != model.dtype:
+                inner, damping, metric = model.dtype, max(damping / 6**9, 1e-12), None
+                continue
+            else:
+                reason = "stalled"
+            break
+        if ratio > 0.25:
+            damping = max(damping / (12 if ratio > 0.75 else 4), 1e-12)
+        drop = 1 - new.loss / point.loss
+        shape, point = trial, new
+        history.append(math.sqrt(point.loss / scale))
+        if report is not None:
+            report(history[-1])
+        if history[-1] <= target:
+            reason = "target"
+            break
+        if history[-1] < 32 * eps or (history[-1] < 1e4 * eps and drop < 0.75):
+            reason = "floor"
+            break
+        if drop < 1e-9:
+            reason = "converged"
+            break
+        slow = slow + 1 if drop < least_gain else 0
+        if slow >= patience:
+            reason = "stalled"
+            break
+        if products > budget:
+            break
+    return Solution(shape, point, tuple(history), reason, products)

@@ -1,0 +1,159 @@
+"""The examples as the stages see them: split into fitted and held-out, in working coordinates.
+
+Working coordinates z are centred and white: x = μ + Lz. A layer in x is one in z with Θ_z = LᵀΘL,
+u_z = Lᵀ(Θᵀμ + u), W_z = LᵀW, c_z = c + ΣW_iᵀμ; and back with L⁺ in place of L. Directions the tokens never
+visit have no z: they come back as zero and are counted, not filled in. Labels are divided by a power of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core import attention, checks
+from headway.core.devices import room
+from headway.core.examples import Examples
+from headway.core.layer import AttentionLayer
+from headway.linalg.projected import Problem, Rows
+
+HELD_PART, HELD_MOST = 0.1, 2000
+FRAME_SEQUENCES = 16384
+CHUNK = 48 << 20  # bytes of one intermediate (n, k, m, d)
+ROWS = 768 << 20  # bytes of tokens and labels held for a solve
+
+
+@dataclass(frozen=True)
+class Frame:
+    """x = μ + Lz, z = L⁺(x − μ); y = scale · (label in working units)."""
+
+    mean: Tensor  # (d,)
+    out: Tensor  # L, (d, r)
+    back: Tensor  # L⁺, (r, d)
+    scale: float
+    plain: bool  # tokens were white already: nothing is changed
+
+    def tokens(self, X: Tensor) -> Tensor:
+        return X if self.plain else (X - self.mean.to(X)) @ self.back.to(X).T
+
+    def leave(self, Theta: Tensor, W: Tensor, offset: Tensor, mask: str) -> AttentionLayer:
+        """The layer in the user's coordinates."""
+        Theta, u = attention.split(Theta)
+        assert u is not None
+        W, offset = W * self.scale, offset * self.scale
+        if not self.plain:
+            Theta = self.back.T @ Theta @ self.back
+            u = u @ self.back - (Theta.mT @ self.mean)
+            W = self.back.T @ W
+            offset = offset - torch.einsum("mde,d->e", W, self.mean)
+        return AttentionLayer(Theta, W, u, offset, mask)
+
+
+def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> Frame:
+    """Mean and covariance of the tokens; no change of coordinates where they are white within sampling error."""
+    d = examples.width
+    chosen = spaced(index, min(len(index), FRAME_SEQUENCES))
+    N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
+    squares = torch.zeros(d, d, dtype=torch.float64, device=device)
+    M, label, label_squares = 0, torch.zeros(examples.out_width, dtype=torch.float64, device=device), 0.0
+    for start in range(0, len(chosen), 1024):
+        part = examples.take(chosen[start : start + 1024])
+        rows = slice(None) if part.padding is None else ~part.padding.reshape(-1)
+        x = part.X.reshape(-1, d)[rows].to(device, torch.float64)
+        y = part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64)
+        N, total, squares = N + len(x), total + x.sum(0), squares + x.T @ x
+        M, label, label_squares = M + len(y), label + y.sum(0), label_squares + float(y.square().sum())
+    mean = total / N
+    covariance = squares / N - torch.outer(mean, mean)
+    variation = label_squares / M - float((label / M).square().sum())
+    if not variation > 1e-30 * max(label_squares / M, 1e-300):
+        checks.refuse("examples.Y", "labels that vary", "the same output row everywhere",
+                      "check that Y is the layer's output on X")
+    scale = 2.0 ** round(0.5 * math.log2(variation / examples.out_width))
+    noise = 8.0 / math.sqrt(N)
+    eye = torch.eye(d, dtype=torch.float64, device=device)
+    if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
+        return Frame(torch.zeros_like(eye[0]), eye, eye, scale, True)
+    values, vectors = torch.linalg.eigh(covariance)
+    alive = values > 1e-10 * values.max()
+    root, E = values[alive].sqrt(), vectors[:, alive]
+    # Where every direction is alive the symmetric root keeps z close to x; otherwise z are eigendirections.
+    turn = E.T if bool(alive.all()) else torch.eye(
+        int(alive.sum()), dtype=torch.float64, device=device)
+    out, back = (E * root) @ turn, turn.T @ (E / root).T
+    return Frame(mean, out, back, scale, False)
+
+
+def spaced(index: np.ndarray, count: int) -> np.ndarray:
+    """``count`` entries spread evenly over ``index``: a sorted file is sampled throughout."""
+    at = ((np.arange(count) + 0.5) * len(index) / count).astype(np.int64)
+    return np.asarray(index[at])
+
+
+class Source:
+    """Working rows of a set of examples: ``fit`` indices for the learner, ``held`` for its judgement."""
+
+    def __init__(self, examples: Examples, device: torch.device | str | None = None) -> None:
+        n = len(examples)
+        count = min(max(1, round(HELD_PART * n)), HELD_MOST)
+        everything = np.arange(n)
+        self.held = spaced(everything, count)
+        self.fit = np.setdiff1d(everything, self.held)
+        self.examples = examples
+        self.device = examples.device if device is None else torch.device(device)
+        self.frame: Frame | None = None
+
+    @property
+    def d(self) -> int:
+        """Width in working coordinates."""
+        assert self.frame is not None
+        return int(self.frame.out.shape[1])
+
+    def rows(self, index: np.ndarray, dtype: torch.dtype) -> Rows:
+        assert self.frame is not None
+        part = self.examples.take(index)
+        X = self.frame.tokens(part.X.to(self.device, dtype if self.frame.plain else torch.float64)).to(dtype)
+        Y = (part.Y.to(self.device, torch.float64) / self.frame.scale).to(dtype)
+        padding = None if part.padding is None else part.padding.to(self.device)
+        see = attention.allowed(X, part.mask, padding)
+        if padding is None:
+            return Rows(X, Y, see)
+        valid = (~padding).unsqueeze(2).to(dtype)
+        return Rows(X, Y * valid, see, valid)
+
+    def stream(self, index: np.ndarray, heads: int, dtype: torch.dtype) -> Iterator[Rows]:
+        size = self.chunk(heads)
+        for start in range(0, len(index), size):
+            yield self.rows(index[start : start + size], dtype)
+
+    def problem(self, index: np.ndarray, heads: int, dtype: torch.dtype) -> Problem:
+        return Problem(tuple(self.stream(index, heads, dtype)))
+
+    def chunk(self, heads: int) -> int:
+        k = self.examples.length
+        return max(1, room(self.device, CHUNK) // (8 * k * heads * max(self.d, k)))
+
+    def most(self) -> int:
+        """Sequences that may be held at once for a solve, in both precisions."""
+        each = 12 * self.examples.length * (self.d + self.examples.out_width)
+        return max(16, room(self.device, ROWS) // each)
+
+    def error(self, index: np.ndarray, Theta: Tensor, W: Tensor, offset: Tensor) -> float:
+        """‖Y − F(X)‖ / ‖Y − mean‖ in float64 over these sequences."""
+        wrong = total = 0.0
+        count, label = 0, torch.zeros(self.examples.out_width, dtype=torch.float64, device=self.device)
+        Theta, W, offset = Theta.double(), W.double(), offset.double()
+        for rows in self.stream(index, Theta.shape[0], torch.float64):
+            R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
+            if rows.valid is not None:
+                R = R * rows.valid
+            wrong += float(R.square().sum())
+            total += float(rows.Y.square().sum())
+            label += rows.Y.sum((0, 1))
+            count += rows.count
+        spread = total - float(label.square().sum()) / max(count, 1)
+        return math.sqrt(wrong / max(spread, 1e-300))

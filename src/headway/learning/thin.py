@@ -1,0 +1,207 @@
+"""min over thin factors of ‖Y − F(X)‖² with Θ_i = A_iB_iᵀ and W_i = V_iO_i, O and c eliminated.
+
+Layers as they are trained have heads of size q: queries X̃A_i, keys XB_i, values XV_i, each k × q. Given (A, B, V)
+the best (O, c) solve one least-squares problem with the features H = [P_1XV_1 | … | P_mXV_m | 1], m·q + 1 columns
+in place of m·d + 1. As in projected.py the Jacobian is taken as J = (I − Π) dH O, so that with K = OOᵀ
+
+    JᵀJ v = adjoint of dH applied to (dH − HG⁻¹HᵀdH) K,        G = HᵀH,
+
+and nothing as wide as the labels is met in a product: about 18·d·m·q flops a row, against 12·m·d² with free W_i.
+The gauges A → AT, B → BT⁻ᵀ and V → VT are left free: conjugate gradients started at zero never move along them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.core import attention
+from headway.learning.gauss_newton import LeastSquares
+from headway.learning.shapes import Linear, Metric, inverse, lifted
+from headway.linalg.projected import Problem, Rows, cholesky, definite
+
+Heads = tuple[Tensor, Tensor, Tensor, Tensor]  # Q, K, Z, P of a chunk, (n, m, k, q) and (n, m, k, k)
+
+
+class Thin:
+    """(A, B, V) of all heads, held as (m, (r + d)·q + d·p): Θ of rank q, W of rank p, r = d or d + 1."""
+
+    def __init__(self, value: Tensor, width: int, rows: int, q: int) -> None:
+        self.value, self.width, self.rows, self.q = value, width, rows, q
+        self.A, self.B, self.V = self.parts(value)
+
+    @classmethod
+    def of(cls, Theta: Tensor, W: Tensor, q: int, p: int) -> Thin:
+        """The best approximation of these ranks; A and B balanced, V orthonormal."""
+        U, s, Vh = torch.linalg.svd(Theta, full_matrices=False)
+        root = s[:, :q].sqrt().unsqueeze(1)
+        V = torch.linalg.svd(W, full_matrices=False)[0][:, :, :p]
+        parts = [U[:, :, :q] * root, Vh[:, :q].mT * root, V]
+        return cls(torch.cat([part.flatten(1) for part in parts], dim=1), Theta.shape[2], Theta.shape[1], q)
+
+    def parts(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """v as (A, B, V)."""
+        m, first, second = len(v), self.rows * self.q, (self.rows + self.width) * self.q
+        return (v[:, :first].reshape(m, self.rows, self.q), v[:, first:second].reshape(m, self.width, self.q),
+                v[:, second:].reshape(m, self.width, -1))
+
+    def theta(self) -> Tensor:
+        return self.A @ self.B.mT
+
+    def growth(self) -> Tensor:
+        """The direction in which the Θ_i grow; V has no part in it."""
+        A, B, V = self.parts(self.value)
+        return torch.cat([A.flatten(1), B.flatten(1), torch.zeros_like(V).flatten(1)], dim=1)
+
+    def moved(self, v: Tensor) -> Thin:
+        return Thin(self.value + v, self.width, self.rows, self.q)
+
+    def to(self, dtype: torch.dtype) -> Thin:
+        return Thin(self.value.to(dtype), self.width, self.rows, self.q)
+
+
+@dataclass(frozen=True)
+class ThinPoint:
+    """Θ, W = VO and c with their loss; what products need again."""
+
+    Theta: Tensor
+    W: Tensor
+    offset: Tensor | None
+    out: Tensor  # O, (m·p, e)
+    loss: float
+    residuals: tuple[Tensor, ...]
+    factor: Tensor  # Cholesky, of HᵀH
+    kept: tuple[tuple[Heads, Tensor], ...]
+
+
+class ThinModel(LeastSquares):
+    """The model of gauss_newton: unknowns (A, B, V)."""
+
+    def evaluate(self, shape: Thin) -> ThinPoint:
+        e = self.problem.chunks[0].Y.shape[2]
+        m, _, p = shape.V.shape
+        size = m * p + self.problem.offset
+        G = shape.value.new_zeros(size, size)
+        kept: list[tuple[Heads, Tensor]] = []
+        for rows in self.problem.chunks:
+            heads = _heads(rows, shape)
+            kept.append((heads, _features(rows, heads[3] @ heads[2], self.problem.offset)))
+            G += kept[-1][1].T @ kept[-1][1]
+        factor = cholesky(G)
+        pairs = [(rows.Y.reshape(-1, e), H) for rows, (_, H) in zip(self.problem.chunks, kept, strict=True)]
+        best = shape.value.new_zeros(size, e)
+        for _ in range(2):  # the second time refines
+            left = [H.T @ (Y - H @ best) for Y, H in pairs]
+            best = best + torch.cholesky_solve(torch.stack(left).sum(0), factor)
+        residuals = tuple(Y - H @ best for Y, H in pairs)
+        loss = sum(float(r.double().square().sum()) for r in residuals)
+        out, offset = (best[:-1], best[-1]) if self.problem.offset else (best, None)
+        W = shape.V @ out.view(m, p, e)
+        return ThinPoint(shape.theta(), W, offset, out, loss, residuals, factor, tuple(kept))
+
+    def products(self, point: ThinPoint, shape: Thin, dtype: torch.dtype) -> ThinProducts:
+        return ThinProducts(self.problem, point, shape, dtype)
+
+
+class ThinProducts:
+    """v ↦ Jᵀ(I − Π)J v at one point, in a chosen precision."""
+
+    def __init__(self, problem: Problem, point: ThinPoint, shape: Thin, dtype: torch.dtype) -> None:
+        self.problem, self.shape, self.count = problem.to(dtype), shape.to(dtype), 0
+        eye = torch.eye(len(point.factor), dtype=point.factor.dtype, device=point.factor.device)
+        root = torch.linalg.solve_triangular(point.factor, eye, upper=False)
+        self.inverse, self.O, self.W = (root.T @ root).to(dtype), point.out.to(dtype), point.W.to(dtype)
+        self.K = self.O @ self.O.T
+        self.kept = [((Q.to(dtype), K.to(dtype), Z.to(dtype), P.to(dtype)), H.to(dtype))
+                     for (Q, K, Z, P), H in point.kept]
+
+    def gradient(self, residuals: tuple[Tensor, ...]) -> Tensor:
+        """Jᵀr; r is orthogonal to the features already."""
+        g = torch.zeros_like(self.shape.value)
+        for rows, (heads, _), r in zip(self.problem.chunks, self.kept, residuals, strict=True):
+            g += self._back(rows, heads, r.to(g.dtype) @ self.O.T)
+        self.count += 1
+        return g
+
+    def curvature(self, v: Tensor) -> Tensor:
+        dA, dB, dV = self.shape.parts(v)
+        changes = []
+        R: Tensor | float = 0.0
+        for rows, ((Q, K, Z, P), H) in zip(self.problem.chunks, self.kept, strict=True):
+            dQ, dK = attention.apart(attention.queries(rows.X, dA), dA), attention.apart(rows.X, dB)
+            dP = attention.softmax_rule(P, dQ @ K.mT + Q @ dK.mT)
+            changes.append(_features(rows, dP @ Z + P @ attention.apart(rows.X, dV), False))
+            R = R + H.T @ changes[-1]
+        assert isinstance(R, Tensor)
+        S = self.inverse @ R
+        g = torch.zeros_like(v)
+        for rows, (heads, H), dH in zip(self.problem.chunks, self.kept, changes, strict=True):
+            g += self._back(rows, heads, (dH - H @ S) @ self.K)
+        self.count += 2
+        return g
+
+    def _back(self, rows: Rows, heads: Heads, gH: Tensor) -> Tensor:
+        """Adjoint of (A, B, V) ↦ H."""
+        Q, K, Z, P = heads
+        n, m, k, p = Z.shape
+        g = gH.view(n, k, m, p).transpose(1, 2)
+        gS = attention.softmax_rule(P, g @ Z.mT)
+        flat = rows.X.reshape(n * k, -1)
+        first = attention.queries(rows.X, self.shape.A).reshape(n * k, -1)
+        parts = [attention.together(first, gS @ K), attention.together(flat, gS.mT @ Q),
+                 attention.together(flat, P.mT @ g)]
+        return torch.cat([part.flatten(1) for part in parts], dim=1)
+
+    def metric(self, generator: torch.Generator) -> Metric:
+        """For A: S ⊗ BᵀMB, for B: M ⊗ AᵀSA as in shapes.Factored, S the queries' second moment; for V: T ⊗ O_iO_iᵀ
+        with T_i = Σ_rows h_ih_iᵀ, h_i = P_iX, the second moment of what the head hands on."""
+        m, r, _ = self.shape.A.shape
+        d = self.shape.width
+        M, T = (self.W.new_zeros(m, d, d) for _ in range(2))
+        S = self.W.new_zeros(r, r)
+        for rows, ((_, _, _, P), _) in zip(self.problem.chunks, self.kept, strict=True):
+            omega = torch.randn(rows.Y.shape, generator=generator, dtype=torch.float32).to(rows.Y)
+            first = attention.queries(rows.X, self.shape.A)
+            if rows.valid is not None:
+                omega, first = omega * rows.valid, first * rows.valid
+            g = attention.apart(omega, self.W.mT)
+            gS = attention.softmax_rule(P, g @ rows.X.unsqueeze(1).mT)
+            for side, total in ((gS, M), (P, T)):
+                h = (side @ rows.X.unsqueeze(1)).transpose(0, 1).reshape(m, -1, d)
+                total += h.mT @ h
+            S += torch.einsum("nkp,nkq->pq", first, first)
+        S, M = definite(S / self.problem.rows, M)
+        A, B = self.shape.A, self.shape.B
+        out = self.O.view(m, -1, self.O.shape[1])
+        pairs = [(S, lifted(B.mT @ M @ B)), (M, lifted(A.mT @ S @ A)), (lifted(T), lifted(out @ out.mT))]
+        back = [(inverse(a), inverse(b)) for a, b in pairs]
+        # Steps along the gauges are taken out of B and V: A and B then share no direction of Θ under S ⊗ M.
+        V, T = self.shape.V, pairs[2][0]
+        back[1] = back[1][0] - B @ back[0][1] @ B.mT, back[1][1]
+        back[2] = back[2][0] - V @ inverse(V.mT @ T @ V) @ V.mT, back[2][1]
+
+        def by(sides: list[tuple[Tensor, Tensor]]) -> Linear:
+            return lambda v: torch.cat([
+                (a @ x @ b).flatten(1) for x, (a, b) in zip(self.shape.parts(v), sides, strict=True)], dim=1)
+
+        return Metric(by(pairs), by(back))
+
+
+def _heads(rows: Rows, shape: Thin) -> Heads:
+    Q, K, Z = (attention.apart(X, part) for X, part in (
+        (attention.queries(rows.X, shape.A), shape.A), (rows.X, shape.B), (rows.X, shape.V)))
+    S = Q @ K.mT
+    if rows.see is not None:
+        S = S.masked_fill(~rows.see.unsqueeze(1), float("-inf"))
+    return Q, K, Z, torch.softmax(S, dim=3)
+
+
+def _features(rows: Rows, H: Tensor, offset: bool) -> Tensor:
+    """(n, m, k, p) to (n·k, m·p), with a column of ones; zero on rows that do not count."""
+    n, m, k, p = H.shape
+    flat = H.transpose(1, 2).reshape(n * k, m * p)
+    if offset:
+        flat = torch.cat([flat, flat.new_ones(n * k, 1)], dim=1)
+    return flat if rows.valid is None else flat * rows.valid.reshape(n * k, 1)

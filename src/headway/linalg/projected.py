@@ -1,0 +1,230 @@
+"""min over (W, c) of ‖Y − F(X; Θ, W, c)‖² for given Θ, and products with what is left of the Jacobian in Θ.
+
+Given Θ the best (W, c) solve one linear least-squares problem with the features H = [P_1X | … | P_mX | 1]. With Π
+the projector onto the columns of H the Jacobian of the projected residual is taken as J = (I − Π)·(dH W) (Kaufman's
+form: the neglected term is of the size of the residual, and at an exact solution nothing is neglected). JᵀJ is then
+the Schur complement of the full normal matrix after W and c. Used to solve (learn) and to judge (certify).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from headway.core import attention
+from headway.core.devices import room
+
+CACHE = 1 << 30  # bytes of patterns and features kept between products; beyond it they are recomputed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Sequences in working coordinates: X (n, k, d), Y (n, k, e), what a query sees, which rows count."""
+
+    X: Tensor
+    Y: Tensor
+    see: Tensor | None = None
+    valid: Tensor | None = None  # (n, k, 1), 1 for rows that count; Y is 0 on the others
+
+    def to(self, dtype: torch.dtype) -> Self:
+        return self if self.X.dtype == dtype else replace(self, **{
+            name: part.to(dtype) for name, part in vars(self).items()
+            if isinstance(part, Tensor) and part.is_floating_point()})
+
+    def patterns(self, Theta: Tensor) -> Tensor:
+        return attention.patterns(self.X, Theta, self.see)
+
+    def tangent(self, P: Tensor, dTheta: Tensor) -> Tensor:
+        return attention.tangent(P, self.X, dTheta)
+
+    def cotangent(self, P: Tensor, gH: Tensor, like: Tensor) -> Tensor:
+        """Adjoint of ``tangent``, in the shape of ``like``."""
+        return attention.cotangent(P, self.X, gH, like.shape[1])
+
+    @property
+    def count(self) -> int:
+        """Rows that count."""
+        return self.X.shape[0] * self.X.shape[1] if self.valid is None else int(self.valid.sum())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Least squares over chunks of rows; ``offset`` says whether a constant c is fitted."""
+
+    chunks: tuple[Rows, ...]
+    offset: bool = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.chunks[0].X.dtype
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def equations(self) -> int:
+        return self.rows * self.chunks[0].Y.shape[2]
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        return Problem(tuple(chunk.to(dtype) for chunk in self.chunks), self.offset)
+
+    def variation(self) -> float:
+        """Σ‖y − ȳ‖²: what a constant would leave; relative residuals are measured against it."""
+        N = max(self.rows, 1)
+        mean = sum((c.Y.double().sum((0, 1)) for c in self.chunks), torch.zeros(())) / N
+        total = sum(float(c.Y.double().square().sum()) for c in self.chunks)
+        return max(total - N * float(mean.square().sum()), 1e-300)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Θ with its best (W, c): loss Σ‖r‖², residuals, the Cholesky factor of HᵀH, kept P and H if small."""
+
+    Theta: Tensor
+    W: Tensor
+    offset: Tensor | None
+    loss: float
+    residuals: tuple[Tensor, ...]
+    factor: Tensor
+    kept: tuple[tuple[Tensor, Tensor], ...] | None
+
+
+def features_of(rows: Rows, Theta: Tensor, offset: bool) -> tuple[Tensor, Tensor]:
+    P = rows.patterns(Theta)
+    n, k = P.shape[:2]
+    H = attention.attend(P, rows.X)
+    if rows.valid is not None:
+        H = H * rows.valid.unsqueeze(3)
+    H = H.view(n * k, -1)
+    if offset:
+        ones = H.new_ones(n * k, 1) if rows.valid is None else rows.valid.reshape(n * k, 1)
+        H = torch.cat([H, ones], dim=1)
+    return P, H
+
+
+def cholesky(G: Tensor) -> Tensor:
+    """Factor of G plus the least ridge that makes it numerically definite (equal or dead heads do not)."""
+    factor: Tensor
+    eye = torch.eye(len(G), dtype=G.dtype, device=G.device)
+    ridge = 8 * torch.finfo(G.dtype).eps * float(G.diagonal().mean()) + torch.finfo(G.dtype).tiny
+    for _ in range(12):
+        factor, info = torch.linalg.cholesky_ex(G + ridge * eye)
+        if int(info) == 0:
+            return factor
+        ridge *= 32
+    factor = torch.linalg.cholesky(G + ridge * eye)
+    return factor
+
+
+def evaluate(problem: Problem, Theta: Tensor) -> Point:
+    """The best (W, c) for Θ, by normal equations with one step of refinement."""
+    m, d = Theta.shape[0], problem.chunks[0].X.shape[2]
+    size = m * d + problem.offset
+    e = problem.chunks[0].Y.shape[2]
+    width = Theta.element_size() * (size + m * problem.chunks[0].X.shape[1])
+    keep = problem.rows * width <= room(Theta.device, CACHE)
+    G, R = Theta.new_zeros(size, size), Theta.new_zeros(size, e)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for rows in problem.chunks:
+        P, H = features_of(rows, Theta, problem.offset)
+        G += H.T @ H
+        R += H.T @ rows.Y.reshape(-1, e)
+        if keep:
+            kept.append((P, H))
+    factor = cholesky(G)
+
+    def features() -> Iterator[tuple[Rows, Tensor]]:
+        for i, rows in enumerate(problem.chunks):
+            yield rows, kept[i][1] if keep else features_of(rows, Theta, problem.offset)[1]
+
+    B = torch.cholesky_solve(R, factor)
+    R = torch.zeros_like(R)
+    for rows, H in features():
+        R += H.T @ (rows.Y.reshape(-1, e) - H @ B)
+    B = B + torch.cholesky_solve(R, factor)
+    residuals = tuple(rows.Y.reshape(-1, e) - H @ B for rows, H in features())
+    loss = sum(float(r.double().square().sum()) for r in residuals)
+    offset = B[-1] if problem.offset else None
+    return Point(Theta, B[: m * d].view(m, d, e), offset, loss, residuals, factor,
+                 tuple(kept) if keep else None)
+
+
+class Products:
+    """v ↦ Jᵀ(I − Π)J v at one point, in a chosen precision."""
+
+    def __init__(self, problem: Problem, point: Point, dtype: torch.dtype) -> None:
+        self.problem = problem if problem.dtype == dtype else problem.to(dtype)
+        eye = torch.eye(len(point.factor), dtype=point.factor.dtype, device=point.factor.device)
+        # L⁻¹ once, so that each projection is two products: triangular solves of this size are slower.
+        inverse = torch.linalg.solve_triangular(point.factor, eye, upper=False)
+        self.Theta, self.W, self.inverse = (t.to(dtype) for t in (point.Theta, point.W, inverse))
+        self.kept = None
+        if point.kept is not None:
+            self.kept = tuple((P.to(dtype), H.to(dtype)) for P, H in point.kept)
+        self.count = 0
+
+    def _at(self, i: int) -> tuple[Tensor, Tensor]:
+        if self.kept is not None:
+            return self.kept[i]
+        return features_of(self.problem.chunks[i], self.Theta, self.problem.offset)
+
+    def gradient(self, residuals: Sequence[Tensor]) -> Tensor:
+        """Jᵀr; r is orthogonal to the features already, so no projection is needed."""
+        G = torch.zeros_like(self.Theta)
+        for i, rows in enumerate(self.problem.chunks):
+            U = residuals[i].to(G.dtype).view(*rows.X.shape[:2], -1)
+            G += rows.cotangent(self._at(i)[0], attention.spread(U, self.W), G)
+        self.count += 1
+        return G
+
+    def curvature(self, dTheta: Tensor) -> Tensor:
+        images: list[Tensor] = []
+        R: Tensor | float = 0.0
+        for i, rows in enumerate(self.problem.chunks):
+            P, H = self._at(i)
+            dY = attention.project(rows.tangent(P, dTheta), self.W)
+            if rows.valid is not None:
+                dY = dY * rows.valid
+            images.append(dY.view(-1, dY.shape[2]))
+            R = R + H.T @ images[-1]
+        assert isinstance(R, Tensor)
+        B = self.inverse.T @ (self.inverse @ R)
+        G = torch.zeros_like(self.Theta)
+        for i, rows in enumerate(self.problem.chunks):
+            P, H = self._at(i)
+            U = (images[i] - H @ B).view(*rows.X.shape[:2], -1)
+            G += rows.cotangent(P, attention.spread(U, self.W), G)
+        self.count += 2
+        return G
+
+    def blocks(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(Q, M): head i's block is about Q ⊗ M_i, Q the queries' second moment and M_i = Σ_rows C W_iW_iᵀ C the
+        keys' side, estimated by one random probe ω per row:
+
+        E[(C W_i ω)(C W_i ω)ᵀ] = C W_iW_iᵀ C, and C W_i ω is what ``cotangent`` sends to the key side.
+        """
+        m, r, d = self.Theta.shape
+        M = self.Theta.new_zeros(m, d, d)
+        Q = self.Theta.new_zeros(r, r)
+        for i, rows in enumerate(self.problem.chunks):
+            omega = torch.randn(rows.Y.shape, generator=generator, dtype=torch.float32).to(rows.Y)
+            queries = attention.queries(rows.X, self.Theta)
+            if rows.valid is not None:
+                omega, queries = omega * rows.valid, queries * rows.valid
+            T = attention.key_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
+            M += torch.einsum("nkmd,nkme->mde", T, T)
+            Q += torch.einsum("nkp,nkq->pq", queries, queries)
+        return definite(Q / self.problem.rows, M)
+
+
+def definite(Q: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    """Second moments of queries (r, r) and of the keys' side (m, d, d), lifted enough to be inverted."""
+    mean = M.diagonal(dim1=1, dim2=2).mean(1)
+    lift = 1e-3 * mean + 1e-7 * mean.max() + torch.finfo(M.dtype).tiny * 1e6
+    return (Q + 1e-3 * torch.eye(len(Q), dtype=Q.dtype, device=Q.device),
+            M + lift.view(-1, 1, 1) * torch.eye(M.shape[1], dtype=M.dtype, device=M.device))

@@ -1,0 +1,1 @@
+"""The first paper's algorithm: a convex body sculpted around the unknown attention matrices."""

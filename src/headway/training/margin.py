@@ -1,0 +1,135 @@
+"""Good initializations: (P1) ‖θ_h⁰‖ ≤ B₂, (P2) |Φ(X_i; θ⁰)| ≤ B_Φ, (P3) a unit direction of margin γ in gradients.
+
+γ is exact: the hard-margin support vector machine in the features y_i∇Φ(X_i; θ⁰). Its dual is the point of least
+norm in their convex hull, γ² = min over the simplex of aᵀ(yyᵀ∘K)a with K the tangent kernel, by non-negative least
+squares; the primal is the margin of the direction that point gives. They must agree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from headway.core import checks
+from headway.training.data import Labelled
+from headway.training.network import Network
+
+
+@dataclass(frozen=True)
+class Margin:
+    """primal: least y_i⟨∇Φ_i, θ⋆⟩ of the unit direction found; dual: norm of the hull's least point. Zero: none."""
+
+    primal: float
+    dual: float
+    weights: Tensor  # a, on the simplex
+    direction: Network | None  # θ⋆, unit norm over all heads
+
+    @property
+    def separable(self) -> bool:
+        return self.primal > 1e-9
+
+    @property
+    def value(self) -> float:
+        """γ as far as it is certain: the primal, which a direction attains."""
+        return max(self.primal, 0.0)
+
+
+def least_point(points: np.ndarray) -> np.ndarray:
+    """Weights a on the simplex for which ‖points·a‖ is least over the hull of the columns of ``points``.
+
+    It is where ‖points·a‖² + (1ᵀa − 1)² is least over a ≥ 0, scaled to the simplex: non-negative least squares.
+    """
+    size, n = points.shape
+    a, _ = nnls(np.concatenate([points, np.ones((1, n))]), np.append(np.zeros(size), 1.0), maxiter=100 * n)
+    return np.asarray(a / max(a.sum(), 1e-300))
+
+
+def tangent_margin(net: Network, data: Labelled) -> Margin:
+    """γ of the tangent kernel at ``net``."""
+    F = (net.features(data.X) * data.y.unsqueeze(1)).double()
+    K = (F @ F.T).cpu().numpy()
+    n = len(K)
+    scale = math.sqrt(float(np.trace(K)) / n) if np.trace(K) > 0 else 1.0
+    # K = EEᵀ: the hull of E's rows has the distances of the features' hull.
+    values, vectors = np.linalg.eigh(K / scale**2)
+    a = least_point((vectors * np.sqrt(np.clip(values, 0.0, None))).T)
+    dual = math.sqrt(max(float(a @ K @ a), 0.0))
+    if dual <= 1e-9 * scale:
+        return Margin(0.0, dual, torch.from_numpy(a), None)
+    primal = float((K @ a).min()) / dual
+    pulled = net.pull(data.X, torch.from_numpy(a).to(data.X) * data.y)
+    direction = Network(pulled.U / dual, pulled.W / dual, pulled.count)
+    return Margin(primal, dual, torch.from_numpy(a), direction)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The three conditions, measured: B₂, B_Φ, γ (primal and dual)."""
+
+    largest_head: float
+    largest_output: float
+    margin: Margin
+
+    def distance(self, epsilon: float) -> float:
+        """g₀(ε) = (2B_Φ + log 1/ε)/γ: how far a point of loss ≤ ε is, at most; inf where there is no margin."""
+        if not self.margin.separable:
+            return math.inf
+        return (2 * self.largest_output + math.log(1 / epsilon)) / self.margin.value
+
+
+def check_start(net: Network, data: Labelled) -> Start:
+    return Start(math.sqrt(float(net.squares().max())), float(net(data.X).abs().max()), tangent_margin(net, data))
+
+
+@dataclass(frozen=True)
+class MixtureMargins:
+    """Closed forms for the noiseless mixture at the one-step start, unit directions: U alone, W alone, both in
+    equal parts, the best mix; and the linear model, and attention saturated on the relevant tokens."""
+
+    U: float
+    W: float
+    explicit: float
+    best: float
+    linear: float
+    saturated: float
+
+
+def mixture_margins(tokens: int, zeta: float, strength: float, nuisance: int) -> MixtureMargins:
+    """γ⋆ = ζS√(T/2) + Tζ²(1 − ζ)S⁴/(4√(2(M + 1))) for the direction of norm √2; divided by √2 for a unit one."""
+    checks.number("strength", strength, strictly=True)
+    T, M = checks.whole("tokens", tokens), checks.whole("nuisance", nuisance)
+    U = zeta * strength * math.sqrt(T / 2)
+    W = T * zeta**2 * (1 - zeta) * strength**4 / (4 * math.sqrt(2 * (M + 1)))
+    return MixtureMargins(U, W, (U + W) / math.sqrt(2), math.hypot(U, W), U, strength * math.sqrt(T / 2))
+
+
+def explicit_direction(net: Network, data: Labelled) -> tuple[Network, Network]:
+    """The paper's direction at the one-step start, U and W parts of unit norm each, from the mixture's means:
+
+    U_h ∝ 1(μ₊ − μ₋)ᵀ, W_h ∝ α_h Σ_y (μ_y + Σ_jν_j)μ_yᵀ with α_h the head's sign.
+    """
+    if data.means is None:
+        checks.refuse("data", "a mixture with known means", "arrays without them", "headway.training.mixture(...)")
+    assert data.means is not None
+    mu, nu = data.means[:2], data.means[2:]
+    T = data.X.shape[1]
+    ones = torch.ones(len(net.U), 1, 1).to(net.U)
+    U = (mu[0] - mu[1]).expand(T, -1) * ones
+    sign = torch.sign((net.U.mean(1) * (mu[0] - mu[1])).sum(1)).view(-1, 1, 1)
+    W = sign * (torch.outer(mu[0] + nu.sum(0), mu[0]) + torch.outer(mu[1] + nu.sum(0), mu[1]))
+    first = Network(U, torch.zeros_like(net.W), net.count)
+    second = Network(torch.zeros_like(net.U), W, net.count)
+    return (Network(first.U / first.norm(), first.W, net.count),
+            Network(second.U, second.W / second.norm(), net.count))
+
+
+def margin_along(net: Network, data: Labelled, direction: Network) -> float:
+    """min_i y_i⟨∇Φ(X_i; θ⁰), direction⟩."""
+    each = direction.count.sqrt()
+    flat = torch.cat([(direction.U * each.view(-1, 1, 1)).flatten(), (direction.W * each.view(-1, 1, 1)).flatten()])
+    return float((data.y * (net.features(data.X) @ flat)).min())
