@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import headway as hw
-from headway.cli.main import OPTIONS
 from headway.core.examples import write
 from headway.core.layer import load_layer, save_layer
 from headway.runs.store import Run
@@ -234,12 +233,12 @@ def test_resume_after_a_real_kill(tmp_path):
 def test_resume_refuses_other_examples(data, tmp_path):
     layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
     write(tmp_path / "data", [hw.draw(layer, count=60, length=4, seed=1)])
-    options = dict.fromkeys(OPTIONS)
-    run = Run.create(tmp_path / "run", {"examples": str(tmp_path / "data"), "digest": "0" * 64, "options": options})
-    run.begin()
-    done = headway("learn", "--resume", tmp_path / "run")
+    assert headway("learn", tmp_path / "data", "--out", tmp_path / "run").returncode == 0
+    (tmp_path / "run" / "manifest.json").unlink()  # as if it had been killed
+    done = headway("learn", "--resume", tmp_path / "run", "--examples", data)
     assert done.returncode == 2
-    assert "the examples this run began with" in " ".join(done.stderr.split())
+    assert "the examples" in done.stderr
+    assert "other ones (digest" in " ".join(done.stderr.split())
 
 
 def test_certify_writes_a_certificate_and_answers_with_its_exit_code(tmp_path):

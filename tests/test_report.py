@@ -300,7 +300,8 @@ def test_twelve_heads_of_width_384_stay_under_15_megabytes(tmp_path):
     truth = hw.AttentionLayer.random(heads=12, width=384, rank=32, seed=0)
     off = replace(truth, Theta=truth.Theta + 0.3 * torch.randn(truth.Theta.shape, dtype=torch.float64) / 384)
     run = Run.create(tmp_path / "run", {"command": "demo", "hidden_heads": 12, "width": 384, "seed": 0})
-    stats = {"rank": 32, "held_out_error": 1e-15, "examples": 40_000, "floor": 1000, "seconds": 9.0, "products": 1}
+    stats = {"rank": 32, "held_out_error": 1e-15, "examples": 40_000, "floor": 1000, "seconds": 9.0, "products": 1,
+             "held_out": 2000, "used": 9000}
     # The worst case for the size: a truth that agrees nowhere.
     run.finish(Fit(off, Status("recovered", "Recovered."), stats, ({"stage": "polish", "seconds": 9.0},)))
     save_layer(tmp_path / "truth.safetensors", truth)

@@ -24,7 +24,11 @@ def layer(**options):
 
 def fit(**options):
     status = Status("noise", "The residual is label noise.", {"residual": 0.125, "floor": 1e-300})
-    return Fit(layer(**options), status, {"passes": 7, "seconds": 0.5}, ({"stage": "span", "gap": 2.5}, {}))
+    stats = {"held_out_error": 0.1, "examples": 90, "held_out": 9, "used": 81, "floor": 7, "products": 30,
+             "seconds": 0.5, "passes": 7}
+    trace = ({"stage": "span", "gap": 2.5, "heads": 2, "sequences": 81, "seconds": 0.25},
+             {"stage": "polish", "seconds": 0.25})
+    return Fit(layer(**options), status, stats, trace)
 
 
 def assert_same_layer(one, two):

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from headway import training
-from headway.core import checks
-from headway.core.files import read_tensors, write_json
-from headway.runs import store
-from headway.training.descent import RULES
-from headway.training.starts import STARTS
+from headway.cli.console import Json, err, progress, say
+from headway.core.names import RULES, STARTS
 
-err = Console(stderr=True, highlight=False)
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-
-
-@contextmanager
-def progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar that one call advances; nothing off a terminal."""
-    if not console.is_terminal:
-        yield lambda: None
-        return
-    with Progress(console=console, transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda: bars.advance(task)
+if TYPE_CHECKING:
+    from headway.training import Labelled
 
 
 def train(
@@ -61,12 +42,18 @@ def train(
     """Train by gradient descent with the theory beside it: one setting, or a sweep over heads, steps and more."""
     grid = list(itertools.product(_numbers("heads", heads), step.split(","), _numbers("zeta", zeta),
                                   _numbers("count", count)))
-    checks.whole("trials", trials)
     config = {name: value for name, value in locals().items() if name not in ("out", "as_json", "grid")}
+
+    from headway import training
+    from headway.core import checks
+    from headway.core.files import write_json
+    from headway.runs import store
+
+    checks.whole("trials", trials)
     law = {"strength": strength, "nuisance": nuisance, "noise": noise}
     run = store.Run.create(out, {"command": "train", **config})
     table, results = [], []
-    with progress(err, "training", len(grid) * trials) as tick:
+    with progress("training", len(grid) * trials) as tick:
         for h, s, z, n in grid:
             rate = math.sqrt(h) if s == "sqrt" else _numbers("step", s)[0]
             for trial in range(trials):
@@ -97,11 +84,15 @@ def train(
     err.print(results[0]["sentence"], markup=False)
     err.print(f"Run folder: {out} (results.json, {', '.join(figures)})", markup=False)
     if as_json:
-        print(json.dumps({"run": str(out), "settings": [
-            {"setting": label, "loss": _mean(r["columns"]["loss"][-1] for r in last)} for label, last in table]}))
+        say({"run": str(out), "settings": [
+            {"setting": label, "loss": _mean(r["columns"]["loss"][-1] for r in last)} for label, last in table]})
 
 
-def _drawn(data: str, n: int, seed: int, shape: dict[str, Any]) -> training.Labelled:
+def _drawn(data: str, n: int, seed: int, shape: dict[str, Any]) -> Labelled:
+    from headway import training
+    from headway.core import checks
+    from headway.core.files import read_tensors
+
     if data == "mixture":
         return training.mixture(n, seed=seed, **shape)
     if data == "planted":
@@ -167,6 +158,8 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _numbers(name: str, text: str) -> list[float]:
+    from headway.core import checks
+
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:

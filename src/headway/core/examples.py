@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
-from headway.core.files import open_tensors, write_tensors
+from headway.core.files import open_tensors, workshop, write_tensors
 from headway.core.layer import MASKS, AttentionLayer, save_layer
 
 BLOCK = 1024  # sequences drawn at a time; part of what a seed means, so never changed
@@ -41,6 +40,7 @@ class Examples:
         checks.shape("examples.X", X, ("n", "k", "d"), "one (k, d) matrix per sequence, stacked")
         n, k, _ = X.shape
         checks.shape("examples.Y", Y, (n, k, "e"), "the n and k of X; did you transpose?")
+        _columns("examples.Y", tuple(Y.shape))
         if padding is not None:
             padding = torch.as_tensor(padding, device=X.device)
             if padding.dtype != torch.bool:
@@ -84,10 +84,8 @@ class Examples:
     def take(self, index: Sequence[int] | Tensor | np.ndarray) -> Examples:
         """The sequences with these indices, in memory."""
         at = torch.as_tensor(_whole_index(index, len(self)), device=self.device)
-        part = Examples.__new__(Examples)  # checked already, as a whole
-        part.X, part.Y, part.mask = self.X[at], self.Y[at], self.mask
-        part.padding = None if self.padding is None else self.padding[at]
-        return part
+        padding = None if self.padding is None else self.padding[at]
+        return _checked(self.X[at], self.Y[at], padding, self.mask)
 
     def batches(self, size: int) -> Iterator[Examples]:
         """All sequences in order, ``size`` at a time, in memory one batch at a time."""
@@ -200,7 +198,23 @@ class Shards(Examples):
                 parts[name].append(self._file(j).get_slice(name)[low : low + len(run)])
         whole = {name: torch.cat(pieces) for name, pieces in parts.items()}
         padding = whole["padding"].bool() if "padding" in whole else None
+        if not all(_all_finite(whole[name]) for name in ("X", "Y")):
+            self._name_what_is_not_finite()
         return Examples(whole["X"], whole["Y"], padding, self.mask)
+
+    def _name_what_is_not_finite(self) -> None:
+        """The first such entry of all, whatever part was being read: the same words however it was come upon."""
+        for j, path in enumerate(self.files):
+            for low in range(0, self._starts[j + 1] - self._starts[j], BLOCK):
+                for name in ("X", "Y"):
+                    part = self._file(j).get_slice(name)[low : low + BLOCK]
+                    if _all_finite(part):
+                        continue
+                    row, token, feature = (~torch.isfinite(part)).nonzero()[0].tolist()
+                    checks.refuse(
+                        f"examples.{name}", "finite numbers", f"{part[row, token, feature].item()} in {path.name}, "
+                        f"row {low + row} there (sequence {self._starts[j] + low + row} of all), token {token}, "
+                        f"feature {feature}", "drop or repair such sequences")
 
 
 def write(
@@ -216,8 +230,8 @@ def write(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         checks.refuse("folder", "a new or empty folder", f"{target}, which is neither", "another name")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as hidden:
-        inside = Path(hidden) / target.name
+    with workshop(target) as hidden:
+        inside = hidden / target.name
         inside.mkdir()
         written = 0
         for batch in batches:
@@ -253,7 +267,8 @@ def draw(
     whose rows are drawn uniformly. noise: standard deviation of Gaussian label noise relative to the root
     mean square of the labels (estimated once from sequences of their own).
     """
-    return _join(list(draw_batches(layer, count, length, law=law, noise=noise, seed=seed)))
+    with checks.memory("count, length"):
+        return _join(list(draw_batches(layer, count, length, law=law, noise=noise, seed=seed)))
 
 
 def draw_batches(
@@ -375,6 +390,22 @@ def rebatch(batches: Iterable[Examples], sizes: Sequence[int]) -> Iterator[Examp
         held = [whole.take(range(size, len(whole)))]  # kept even if empty: it knows the shapes
 
 
+def _checked(X: Tensor, Y: Tensor, padding: Tensor | None, mask: str) -> Examples:
+    """A part of examples that were checked as a whole."""
+    part = Examples.__new__(Examples)
+    part.X, part.Y, part.padding, part.mask = X, Y, padding, mask
+    return part
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _columns(name: str, shape: tuple[int, ...]) -> None:
+    if shape[-1] == 0:
+        checks.refuse(name, "at least one output column", f"shape {shape}", "check how Y was loaded")
+
+
 def _join(parts: list[Examples]) -> Examples:
     if len(parts) == 1:
         return parts[0]
@@ -431,5 +462,6 @@ def _shard_head(path: Path) -> dict[str, Any]:
         sizes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     if len(sizes["X"]) != 3 or len(sizes["Y"]) != 3 or sizes["X"][:2] != sizes["Y"][:2]:
         checks.refuse(str(path), "X (n, k, d) and Y (n, k, e)", json.dumps(sizes), "did you transpose?")
+    _columns(f"{path}: Y", sizes["Y"])
     return {"count": sizes["X"][0], "X": sizes["X"][1:], "Y": sizes["Y"][1:],
             "padding": "padding" in names, "mask": checks.choice("mask", meta.get("mask", "none"), MASKS)}

@@ -67,6 +67,10 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
         y = part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64)
         N, total, squares = N + len(x), total + x.sum(0), squares + x.T @ x
         M, label, label_squares = M + len(y), label + y.sum(0), label_squares + float(y.square().sum())
+    for what, squared in (("X", float(squares.trace())), ("Y", label_squares)):
+        if not math.isfinite(squared):
+            checks.refuse(f"examples.{what}", "numbers whose squares can be added up, below about 1e150",
+                          "larger ones", f"examples with {what} divided by their size")
     mean = total / N
     covariance = squares / N - torch.outer(mean, mean)
     variation = label_squares / M - float((label / M).square().sum())

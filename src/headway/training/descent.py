@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from headway.core import checks
+from headway.core.names import RULES
 from headway.training.data import Labelled
 from headway.training.network import Network, loss_and_gradient, losses
 
-RULES = ("constant", "normalized", "polyak")
 COLUMNS = ("loss", "gradient", "travel", "norm", "largest_U", "norm_W", "margin", "train_error")
 
 
