@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,29 @@ def test_certify_imports_nothing_from_the_learners():
     for name in inside:
         taken = set(imported(MODULES[name]))
         assert not any(target.split(".")[0] in ("learning", "sculpting") for target in taken), name
+
+
+def test_names_are_found_when_asked_for():
+    for name in hw.__all__:
+        assert name in dir(hw)
+        assert getattr(hw, name).__module__.startswith("headway.")
+    assert hw.training.__name__ == "headway.training"
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = hw.nonsense
+
+
+def test_words_listed_for_the_command_line_are_those_there_are():
+    from headway import hardness
+    from headway.core import names
+    from headway.hardness import zoo
+    from headway.racing import race
+
+    assert tuple(hardness.FAMILIES) == names.FAMILIES
+    assert tuple(zoo.SUITES) == names.SUITES
+    assert tuple(race.LEARNERS) == names.LEARNERS
+
+
+def test_a_stored_claim_has_the_fields_of_a_claim():
+    from headway.runs.schema import CLAIM
+
+    assert set(CLAIM) == {field.name for field in dataclasses.fields(hw.Claim)}
