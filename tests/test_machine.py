@@ -174,6 +174,15 @@ def test_an_edited_run_is_refused_in_a_sentence_by_every_command(headway, copy, 
         assert "expected" in done.err
 
 
+@pytest.mark.parametrize("name", [name for name, (file, _) in EDITS.items() if file == "config.json"])
+def test_an_edited_configuration_of_an_unfinished_run_is_refused(headway, copy, name):
+    (copy / "manifest.json").unlink()  # which vouched for the configuration
+    edit(copy / "config.json", EDITS[name][1])
+    done = headway("learn", "--resume", copy)
+    assert done.code == 2, done.err
+    assert "contents that do not fit" in done.err
+
+
 def test_a_run_on_a_device_that_is_absent_is_refused(headway, copy):
     (copy / "manifest.json").unlink()
     edit(copy / "config.json", lambda c: c["options"].update(device="cuda:99"))
@@ -367,9 +376,11 @@ def test_a_shard_with_nan_is_named_with_the_row_in_it(headway, tmp_path, monkeyp
 
 def test_labels_beyond_the_reach_of_squares_are_refused_with_a_true_sentence(refused):
     data, _ = sets()
-    for X, Y, name in ((data.X, data.Y * 1e300, "examples.Y"), (data.X.double() * 1e300, data.Y, "examples.X")):
-        with refused(name, "1e150"):
-            hw.learn(hw.Examples(X, Y))
+    for factor in (1e300, 1e-300):
+        with refused("examples.Y", "1e-140 to 1e150"):
+            hw.learn(hw.Examples(data.X, data.Y * factor))
+        with refused("examples.X", "1e-140 to 1e150"):
+            hw.learn(hw.Examples(data.X.double() * factor, data.Y))
 
 
 def test_equal_layers_are_equal_bytes(tmp_path):

@@ -84,8 +84,10 @@ class Examples:
     def take(self, index: Sequence[int] | Tensor | np.ndarray) -> Examples:
         """The sequences with these indices, in memory."""
         at = torch.as_tensor(_whole_index(index, len(self)), device=self.device)
-        padding = None if self.padding is None else self.padding[at]
-        return _checked(self.X[at], self.Y[at], padding, self.mask)
+        part = Examples.__new__(Examples)  # checked already, as a whole
+        part.X, part.Y, part.mask = self.X[at], self.Y[at], self.mask
+        part.padding = None if self.padding is None else self.padding[at]
+        return part
 
     def batches(self, size: int) -> Iterator[Examples]:
         """All sequences in order, ``size`` at a time, in memory one batch at a time."""
@@ -198,9 +200,11 @@ class Shards(Examples):
                 parts[name].append(self._file(j).get_slice(name)[low : low + len(run)])
         whole = {name: torch.cat(pieces) for name, pieces in parts.items()}
         padding = whole["padding"].bool() if "padding" in whole else None
-        if not all(_all_finite(whole[name]) for name in ("X", "Y")):
+        try:
+            return Examples(whole["X"], whole["Y"], padding, self.mask)
+        except checks.InputError:
             self._name_what_is_not_finite()
-        return Examples(whole["X"], whole["Y"], padding, self.mask)
+            raise
 
     def _name_what_is_not_finite(self) -> None:
         """The first such entry of all, whatever part was being read: the same words however it was come upon."""
@@ -208,9 +212,10 @@ class Shards(Examples):
             for low in range(0, self._starts[j + 1] - self._starts[j], BLOCK):
                 for name in ("X", "Y"):
                     part = self._file(j).get_slice(name)[low : low + BLOCK]
-                    if _all_finite(part):
+                    bad = (~torch.isfinite(part)).nonzero()
+                    if not len(bad):
                         continue
-                    row, token, feature = (~torch.isfinite(part)).nonzero()[0].tolist()
+                    row, token, feature = bad[0].tolist()
                     checks.refuse(
                         f"examples.{name}", "finite numbers", f"{part[row, token, feature].item()} in {path.name}, "
                         f"row {low + row} there (sequence {self._starts[j] + low + row} of all), token {token}, "
@@ -252,6 +257,7 @@ def _write_shard(path: Path, batch: Examples) -> None:
     write_tensors(path, tensors, {"kind": KIND, "mask": batch.mask})
 
 
+@checks.memory("count, length")
 def draw(
     layer: AttentionLayer,
     count: int,
@@ -267,8 +273,7 @@ def draw(
     whose rows are drawn uniformly. noise: standard deviation of Gaussian label noise relative to the root
     mean square of the labels (estimated once from sequences of their own).
     """
-    with checks.memory("count, length"):
-        return _join(list(draw_batches(layer, count, length, law=law, noise=noise, seed=seed)))
+    return _join(list(draw_batches(layer, count, length, law=law, noise=noise, seed=seed)))
 
 
 def draw_batches(
@@ -388,17 +393,6 @@ def rebatch(batches: Iterable[Examples], sizes: Sequence[int]) -> Iterator[Examp
         whole = _join(held)
         yield whole.take(range(size))
         held = [whole.take(range(size, len(whole)))]  # kept even if empty: it knows the shapes
-
-
-def _checked(X: Tensor, Y: Tensor, padding: Tensor | None, mask: str) -> Examples:
-    """A part of examples that were checked as a whole."""
-    part = Examples.__new__(Examples)
-    part.X, part.Y, part.padding, part.mask = X, Y, padding, mask
-    return part
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _columns(name: str, shape: tuple[int, ...]) -> None:

@@ -46,6 +46,7 @@ SHORT = 5  # iterations of a polish that is not expected to help
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 
+@checks.memory("examples")
 def learn(
     examples: Examples | None = None,
     heads: int | str = "auto",
@@ -128,22 +129,21 @@ def learn(
         "max_heads": int(max_heads), "starts": int(starts), "limit": int(limit), "seconds": seconds,
         "seed": int(seed), "device": None if device is None else str(device)}, thresholds, truth)
     settings = (examples, wanted, rank, max_heads, starts, limit, seconds, seed, device, kept, progress)
-    with checks.memory("examples"):
-        if kept is not None and kept.finished:
-            fit = kept.fit()
-        elif method == "sculpt":
-            # Sculpting stands below learning and is asked for by name only.
-            from headway.sculpting.provable import Provable
-            from headway.sculpting.sculpt import Thresholds
+    if kept is not None and kept.finished:
+        fit = kept.fit()
+    elif method == "sculpt":
+        # Sculpting stands below learning and is asked for by name only.
+        from headway.sculpting.provable import Provable
+        from headway.sculpting.sculpt import Thresholds
 
-            sculpting = Provable(*settings)
-            sculpting.search, sculpting.polishing, sculpting.truth = search, polish, truth
-            sculpting.thresholds = thresholds or Thresholds()
-            fit = sculpting.sculpt()
-        else:
-            route = _Moments(*settings)
-            route.starting = method == "starts"
-            fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
+        sculpting = Provable(*settings)
+        sculpting.search, sculpting.polishing, sculpting.truth = search, polish, truth
+        sculpting.thresholds = thresholds or Thresholds()
+        fit = sculpting.sculpt()
+    else:
+        route = _Moments(*settings)
+        route.starting = method == "starts"
+        fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
     if kept is not None and not kept.finished:
         kept.finish(fit)
     if strict and not fit.status.ok:

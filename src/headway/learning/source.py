@@ -60,17 +60,19 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
     squares = torch.zeros(d, d, dtype=torch.float64, device=device)
     M, label, label_squares = 0, torch.zeros(examples.out_width, dtype=torch.float64, device=device), 0.0
+    peaks = [0.0, 0.0]
     for start in range(0, len(chosen), 1024):
         part = examples.take(chosen[start : start + 1024])
         rows = slice(None) if part.padding is None else ~part.padding.reshape(-1)
         x = part.X.reshape(-1, d)[rows].to(device, torch.float64)
         y = part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64)
+        peaks = [max(peak, float(z.abs().max())) for peak, z in zip(peaks, (x, y), strict=True)]
         N, total, squares = N + len(x), total + x.sum(0), squares + x.T @ x
         M, label, label_squares = M + len(y), label + y.sum(0), label_squares + float(y.square().sum())
-    for what, squared in (("X", float(squares.trace())), ("Y", label_squares)):
-        if not math.isfinite(squared):
-            checks.refuse(f"examples.{what}", "numbers whose squares can be added up, below about 1e150",
-                          "larger ones", f"examples with {what} divided by their size")
+    for what, squared, peak in (("X", float(squares.trace()), peaks[0]), ("Y", label_squares, peaks[1])):
+        if peak > 0 and not 1e-290 < squared < math.inf:
+            checks.refuse(f"examples.{what}", "numbers whose squares can be added up, from 1e-140 to 1e150 in size",
+                          f"numbers up to {peak:.1e}", f"{what} divided by their size")
     mean = total / N
     covariance = squares / N - torch.outer(mean, mean)
     variation = label_squares / M - float((label / M).square().sum())
