@@ -24,7 +24,7 @@ ORDER = [*(f"core.{name}" for name in (
          *(f"certificates.{name}" for name in ("held_out", "jacobian", "identify", "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
-             "network", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
+             "network", "curvature", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
          "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
          "runs.traces", "report.figures", "report.story", "report.charts", "report.page", "report",
          "cli.train", "cli.hard", "cli.main", "cli", "__main__"]
