@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import headway as hw
 from headway.cli.main import app
+from headway.report import write_report
 from headway.training import labelled, leave_one_out, mixture, planted, start, train
 from headway.training.bounds import LOG2, a_posteriori, bounds, constants
 from headway.training.curvature import head_matrix, head_product, least_head_curvature
@@ -488,9 +489,26 @@ def test_the_command_sweeps_every_number_of_the_mixture(tmp_path):
     bad = CliRunner().invoke(app, ["train", "--out", str(out)])
     assert isinstance(bad.exception, hw.InputError)
     assert "--resume" not in str(bad.exception)
-    for extra in (["--width", "6.5"], ["--noise", "-1"], ["--strength", "0"]):
+    for extra in (["--data", "planted", "--noise", "0,1"], ["--width", "6.5"], ["--noise", "-1"],
+                  ["--strength", "0"]):
         bad = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "new"), *extra])
         assert isinstance(bad.exception, hw.InputError), extra
+
+
+def test_the_table_and_the_page_show_each_bound_by_its_own_hypotheses(tmp_path):
+    """Heads between the squares of (26/3)β₃g₀² and 76β₃g₀²: the training bound applies, the other does not."""
+    words = ["train", "--out", str(tmp_path / "run"), "--heads", "20000000", "--step", "0.01", "--steps", "40",
+             "--count", "40", "--tokens", "4", "--width", "7", "--zeta", "0.5", "--strength", "1",
+             "--noise", "0.05"]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.stderr.splitlines() if line.startswith("H = "))
+    assert row.count("does not apply") == 1
+    assert "the generalization bound does not apply (heads: 2e+07" in " ".join(result.stderr.split())
+    page = write_report(tmp_path / "run").read_text()
+    cells = next(part.split("<td>") for part in page.split("<tr>") if "<td>safe</td><td>beforehand</td>" in part)
+    assert "nothing" in cells[4]
+    assert "heads: 2e+07" in cells[6]
 
 
 def test_a_single_setting_is_told_without_a_preface(tmp_path):
