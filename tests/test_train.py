@@ -197,7 +197,7 @@ def test_starts():
 # -- margins ------------------------------------------------------------------------------------------------------
 
 
-def test_the_published_numbers_to_six_digits():
+def test_the_closed_forms_to_six_digits():
     found = mixture_margins(tokens=10, zeta=0.2, strength=2.0, nuisance=4)
     assert [round(value, 6) for value in (found.U, found.W, found.explicit, found.best)] == [
         0.894427, 0.404772, 0.918672, 0.981754]

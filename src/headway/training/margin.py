@@ -119,7 +119,7 @@ def mixture_margins(tokens: int, zeta: float, strength: float, nuisance: int) ->
 
 
 def explicit_direction(net: Network, data: Labelled) -> tuple[Network, Network]:
-    """The paper's direction at the one-step start, U and W parts of unit norm each, from the mixture's means:
+    """An explicit direction at the one-step start, U and W parts of unit norm each, from the mixture's means:
 
     U_h ∝ 1(μ₊ − μ₋)ᵀ, W_h ∝ α_h Σ_y (μ_y + Σ_jν_j)μ_yᵀ with α_h the head's sign.
     """

@@ -144,7 +144,7 @@ def leave_one_out(data: Labelled, path: Path, count: int, *, seed: int = 0) -> l
     rows = []
     for i in chosen:
         keep = torch.arange(n) != i
-        # The paper's leave-one-out loss keeps the factor 1/n: the step is scaled instead.
+        # The leave-one-out loss of the stability argument keeps the factor 1/n: the step is scaled instead.
         part = data.take(keep)
         other = descend(path.start, part, steps=path.steps, step=path.step * (n - 1) / n).end
         rows.append({"left_out": float(i), "moved": net.minus(other).norm(),
