@@ -511,6 +511,16 @@ def test_the_table_and_the_page_show_each_bound_by_its_own_hypotheses(tmp_path):
     assert "heads: 2e+07" in cells[6]
 
 
+def test_a_file_is_told_by_its_own_numbers(tmp_path):
+    save_file({"X": normal(1, 6, 3, 2), "y": torch.tensor([1.0, 1, 1, -1, -1, 1])}, tmp_path / "mine.safetensors")
+    words = ["train", "--data", str(tmp_path / "mine.safetensors"), "--heads", "2", "--steps", "3", "--json"]
+    result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    (told,) = json.loads(result.stdout)["settings"]
+    assert (told["count"], told["width"], told["zeta"], told["test_error"]) == (6, 2, None, None)
+    assert told["setting"] == "H = 2, η = 1, n = 6"
+
+
 def test_a_single_setting_is_told_without_a_preface(tmp_path):
     words = ["train", "--heads", "2", "--steps", "5", "--zeta", "0.3", "--count", "10"]
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])

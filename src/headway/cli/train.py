@@ -75,10 +75,11 @@ def train(
                    **{name: setting[name] for name in ("width", "zeta", "strength", "noise")}}
             known = data in ("mixture", "planted")
             test = _drawn(data, test_count, 100_000 + seed + trial, law) if known else None
+            sample = _drawn(data, setting["count"], seed + trial, law)
             done = training.train(
-                _drawn(data, setting["count"], seed + trial, law), setting["heads"], test=test, begin=start,
-                step=setting["step"], steps=steps, rule=rule, theory=theory and trial == 0, seed=seed + trial)
-            results.append({**setting, "trial": trial, **done.asdict()})
+                sample, setting["heads"], test=test, begin=start, step=setting["step"], steps=steps, rule=rule,
+                theory=theory and trial == 0, seed=seed + trial)
+            results.append({**_in_force(data, setting, sample), "trial": trial, **done.asdict()})
             tick()
     groups = [results[j : j + trials] for j in range(0, len(results), trials)]
     firsts = [group[0] for group in groups]
@@ -122,12 +123,18 @@ def _refuse_idle_sweeps(data: str, grid: list[dict[str, Any]]) -> None:
             checks.refuse(f"--{name}", f"one value, which --data {data} does not use", "several", "--data mixture")
 
 
+def _in_force(data: str, setting: dict[str, Any], sample: training.Labelled) -> dict[str, Any]:
+    """The setting as the data have it: a file brings its own count and width, and only a mixture has a law."""
+    named = {**setting, "count": len(sample), "width": sample.X.shape[2]}
+    return named if data == "mixture" else {name: named[name] for name in ("heads", "step", "count", "width")}
+
+
 def _summary(label: str, group: list[dict[str, Any]]) -> dict[str, Any]:
     """One setting for machines: means over its trials, the theory of the first. What is not finite is null."""
     first = group[0]
     errors = [run["test"]["test_error"][-1] for run in group if run["test"]["test_error"]]
     told: dict[str, Any] = _strict({
-        "setting": label, **{name: first[name] for name in LETTERS},
+        "setting": label, **{name: first.get(name) for name in LETTERS},
         "loss": _mean(run["columns"]["loss"][-1] for run in group), "test_error": _mean(errors) if errors else None,
         "margin": None if first["start"] is None else max(first["start"]["margin_primal"], 0.0),
         "bounds": first["bounds"], "certificate": first["certificate"], "sentence": first["sentence"]})
