@@ -25,7 +25,7 @@ ORDER = [*(f"core.{name}" for name in (
          *(f"certificates.{name}" for name in ("held_out", "jacobian", "identify", "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
-             "network", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
+             "network", "curvature", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
          "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
          "runs.traces", "report.figures", "report.story", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.learn", "cli.certify", "cli.train", "cli.hard",

@@ -243,7 +243,9 @@ def test_figures_of_a_race():
     axis = plot.plot_phase(rows, "moments")
     assert [text.get_text() for text in axis.texts] == ["1/1"] * 3
     dials = [{**row, "where": {"weak": row["seconds"]}} for row in rows]
-    assert [line.get_label() for line in plot.plot_dial(dials, "weak").lines] == ["moments", "adam"]
+    lines = plot.plot_dial(dials, "weak").lines
+    assert [line.get_label() for line in lines] == ["moments", "adam"]
+    assert [set(line.get_ydata()) for line in lines] == [{1.0}, {0.0}], "a rate is drawn where it is"
     cost = plot.plot_cost(dials, "weak")
     assert cost.get_yscale() == "log"
     import matplotlib.pyplot as plt

@@ -104,5 +104,5 @@ def _conditions(layer: AttentionLayer) -> Claim:
     numbers = conditions.measure(layer.Theta, layer.W)
     failing = conditions.broken(numbers)
     return Claim("non-degeneracy", "The heads are in general position, as the provable algorithm asks",
-                 "the bounds are Headway's; the paper gives no constants", "no" if failing else "yes",
+                 "the kinds of condition are the paper's, the bounds Headway's", "no" if failing else "yes",
                  "; ".join(failing) or ", ".join(f"{name} {value:.2g}" for name, value in numbers.items()), numbers)

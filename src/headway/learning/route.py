@@ -85,12 +85,13 @@ def learn(
     a low rank of the Θ_i where it shows, an int imposes it, None never. starts: random starts tried before
     giving up. limit: Gauss–Newton iterations in one solve. seconds: stop after about this long with the best fit so
     far (what a resumed run finds then depends on the clock). A tenth of the examples (2,000 at most) is held out
-    and only used to judge. With "sculpt" alone: search, "gauss-newton" or the paper's "net"; polish, whether to
-    go on to the floor of the arithmetic; thresholds, the constants the paper leaves open; truth, a layer to which
-    the trace then gives distances and at which nothing else looks. strict=True raises NotLearnedError unless the
-    status is ok. run: a folder that keeps the stages and the result; it belongs to these examples and settings, and
-    others are refused. An interrupted run goes on, one whose seconds ran out goes on for as many more, a finished
-    one is read back. progress: called with {"stage", "residual", "heads"}.
+    for validation: not fitted, it chooses starts, counts and ranks and settles the status. With "sculpt" alone:
+    search, "gauss-newton" or the paper's "net"; polish, whether to go on to the floor of the arithmetic;
+    thresholds, the constants of sculpting, which are ours; truth, a layer to which the trace then gives distances
+    and at which nothing else looks. strict=True raises NotLearnedError unless the status is ok. run: a folder that
+    keeps the stages and the result; it belongs to these examples and settings, and others are refused. An
+    interrupted run goes on, one whose seconds ran out goes on for as many more, a finished one is read back.
+    progress: called with {"stage", "residual", "heads"}.
 
     In place of examples an ``oracle``: a function of X (n, k, d), or an nn.MultiheadAttention, that is shown
     ``count`` random sequences (default 10·d²/length, at least 2,000) of ``length`` tokens of ``width`` features

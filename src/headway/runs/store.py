@@ -60,8 +60,9 @@ class Run:
         folder = Path(path)
         whole = {"kind": KIND, **json.loads(json.dumps(dict(config)))}
         if folder.exists() and not _vacant(folder):
-            checks.refuse("out", "a new or empty folder", f"{folder}, which is neither",
-                          f"another name, or --resume {folder} to go on with that run")
+            # Only learn goes on with a run.
+            resume = f", or --resume {folder} to go on with that run" * (config.get("command", "learn") == "learn")
+            checks.refuse("out", "a new or empty folder", f"{folder}, which is neither", f"another name{resume}")
         return cls(folder, whole, truth)
 
     @classmethod
