@@ -6,6 +6,7 @@ ran, the day, the machine and the versions.
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from headway.core.files import write_bytes, write_json
+from headway.core.files import write_bytes
 from headway.runs.store import versions
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,7 @@ def commit(root: Path = ROOT) -> str:
         changed = git("status", "--porcelain", "--", *MEASURED).strip()
         return git("rev-parse", "--short=12", "HEAD").strip() + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown: not a git checkout"
+        return "unknown"  # not a git checkout
 
 
 COMMIT = commit()  # of the code as it was loaded: a commit made while a long benchmark runs is not what ran
@@ -69,9 +70,14 @@ def record(
     """One JSON with everything, one Markdown table to read; both say where they come from."""
     RESULTS.mkdir(exist_ok=True)
     kept = {**origin(command, device), "summary": summary, "rows": list(rows)}
-    write_json(RESULTS / f"{name}.json", kept)
+    write_bytes(RESULTS / f"{name}.json", as_json(kept).encode())
     write_bytes(RESULTS / f"{name}.md", page(name, kept).encode())
     print(f"{name}: " + ", ".join(f"{k} {show(v)}" for k, v in summary.items()), flush=True)
+
+
+def as_json(kept: dict[str, Any]) -> str:
+    """Keys in the order they were given: the table is made from the JSON, and its columns are the rows' keys."""
+    return json.dumps(kept, indent=2, ensure_ascii=False) + "\n"
 
 
 def page(name: str, kept: dict[str, Any]) -> str:
