@@ -19,7 +19,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Record:
 def upto(values: Iterable[float] | float) -> str:
     """A bound that holds: one digit, rounded up."""
     largest = values if isinstance(values, float) else max(values)
-    return f"{float(Context(prec=1, rounding=ROUND_CEILING).create_decimal(Decimal(largest))):.0e}"
+    return f"{float(Context(prec=1, rounding=ROUND_CEILING).create_decimal(repr(largest))):.0e}"
 
 
 def span(values: Sequence[float], form: str = ".0f") -> str:

@@ -39,7 +39,7 @@ KEPT = ("seed", "success", "status", "heads", "heads_found", "worst_head_error",
 def main() -> None:
     asked = sys.argv[1:] or ["seen", "fresh"]
     folder = RESULTS / "runs" / COMMIT
-    if "+" in COMMIT:
+    if "+" in COMMIT or COMMIT == "unknown":  # no name of the code: nothing to go on with
         shutil.rmtree(folder, ignore_errors=True)
     if "seen" in asked:
         seen(folder / "seen")
