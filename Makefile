@@ -19,8 +19,7 @@ docs: $(READY)
 	@echo "The site: docs/_build/html/index.html"
 
 bench: $(READY)
-	for name in speed rank success few noise memory sculpt cost coverage certify_large mixture planted \
-		guarantee selecting modules trained baselines report; do $(BIN)/python bench/$$name.py || exit 1; done
+	$(BIN)/python bench/all.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
