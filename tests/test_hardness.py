@@ -13,6 +13,7 @@ from tests.commands import headway
 
 import headway as hw
 from headway.core import conditions
+from headway.core.files import write_json
 from headway.hardness import FAMILIES, family, low_degree, parity, parity_output, rounding, rounding_output
 from headway.hardness.secrets import rounded
 from headway.hardness.zoo import SUITES, instances, zoo
@@ -230,7 +231,7 @@ def test_crowded_heads_are_new_ones_for_every_seed():
     assert float(apart.min()) > 0.5
 
 
-def test_the_commands(tmp_path):
+def test_the_command_that_makes_hard_instances(tmp_path):
     done = headway("hard", "parity", tmp_path / "secret", "--size", 1, "--width", 8, "--count", 4000, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -239,13 +240,22 @@ def test_the_commands(tmp_path):
     assert len(hw.Examples.open(tmp_path / "secret")) == 4000
     assert headway("hard", "weak", tmp_path / "secret").returncode == 2, "nothing is overwritten"
     assert headway("hard", "strong", tmp_path / "other").returncode == 2
-    race_folder = tmp_path / "race"
-    done = headway("bench", race_folder, "--suite", "heads", "--learner", "moments", "--quick", "--seconds", 5,
+
+
+def test_the_command_that_races(tmp_path):
+    # Two of its three runs are there already, made in this process.
+    first, *others = race.tasks("heads", ["moments"], [0], 5.0, quick=True)
+    (tmp_path / "runs").mkdir()
+    for task in others:
+        write_json(tmp_path / "runs" / f"{task.name}.json", race.run(task))
+    done = headway("bench", tmp_path, "--suite", "heads", "--learner", "moments", "--quick", "--seconds", 5,
                    "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "runs" / f"{first.name}.json").read_text())["success"]
     assert json.loads(done.stdout)["figures"] == ["heads.png"]
-    assert (race_folder / "heads.png").stat().st_size > 5000
-    assert headway("bench", race_folder, "--suite", "zoos").returncode == 2
+    assert (tmp_path / "heads.png").stat().st_size > 5000
+    assert "| heads-4 | 1/1" in (tmp_path / "table.md").read_text()
+    assert headway("bench", tmp_path, "--suite", "zoos").returncode == 2
 
 
 def test_figures_of_a_race():
