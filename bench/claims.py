@@ -29,7 +29,8 @@ def measured() -> str:
         ("certificates: radius on recovered layers", radius(), Record("radius")),
         ("the second paper: a posteriori training bound over measured loss", posterior(),
          Record("guarantee_training")),
-        ("the second paper: one run's training loss plus the bound on the average gap, below log 2", risk(), Record("guarantee")),
+        ("the second paper: one run's training loss plus the bound on the average gap, below log 2", risk(),
+         Record("guarantee")),
         ("`nn.MultiheadAttention(64, 8)` as a black box, learned and built again", modules(), Record("modules")),
         ("the page of a 12-head, width-384 run, truth beside it", page(), Record("report")),
         ("the zoo: identifiable instances, seeds 0 to 2, watched while the learner was worked on", zoo_seen(),
@@ -209,8 +210,8 @@ def risk() -> str:
     parts = [f"{row['loss + gap']:.2f} at n = {row['n']:,}" + (
         f" (measured test loss {row['test loss']:.3f})" if row["below log 2"] and row["holds on this sample"]
         else "") for row in r.rows]
-    return (f"{'; '.join(parts)}; log 2 = {math.log(2):.2f}; hypotheses met on the sample at hand, with 10¹⁴ heads, "
-            f"for {of(r.column('holds on this sample'))}")
+    return (f"{'; '.join(parts)}; log 2 = {math.log(2):.2f}; hypotheses met on the sample at hand, with 10¹⁴ "
+            f"heads, for {of(r.column('holds on this sample'))}")
 
 
 def training() -> str:
@@ -224,7 +225,8 @@ def training() -> str:
          f"test error {span(plant.column('test error'), '.2f')} after {plant.summary['steps']} steps, mean of "
          f"{plant.summary['trials']} trials", plant),
         ("a posteriori training bound over measured loss", posterior(), Record("guarantee_training")),
-        ("generalization: one run's training loss plus the bound on the average gap ([what this is worth](#the-example-with-16000-sequences))", risk(), Record("guarantee")),
+        ("generalization: one run's training loss plus the bound on the average gap "
+         "([what this is worth](#the-example-with-16000-sequences))", risk(), Record("guarantee")),
         ("steps to the direction error that descent reaches in 20,000",
          f"normalized: at least {math.floor(choose.summary['least factor, normalized'])} times fewer; Polyak: at "
          f"least {math.floor(choose.summary['least factor, Polyak']):,} times", choose),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.docs
 BENCH = Path(__file__).parent.parent / "bench"
 TINY = {"heads": 2, "width": 16}
 SMALL = {  # constants of the script, for a run of seconds

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from tests.commands import headway
 
 import headway as hw
 from headway.core.examples import write
@@ -21,9 +22,10 @@ from headway.runs.store import Run
 SMALL = ["--heads", "2", "--width", "6", "--length", "5", "--count", "240"]
 
 
-def headway(*words, **more):
-    return subprocess.run([sys.executable, "-m", "headway", *map(str, words)], capture_output=True, text=True,
-                          timeout=120, check=False, **more)
+def apart(*words):
+    """The command line in a process of its own, with as many threads as the tests."""
+    return subprocess.Popen([sys.executable, "-m", "headway", *map(str, words)], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +169,22 @@ def test_a_run_folder_in_use_is_refused(data, tmp_path):
 
 
 def test_usage_errors_exit_2():
-    assert headway("learn").returncode == 2
-    assert headway("nonsense").returncode == 2
-    assert headway("show", "/nowhere/at/all").returncode == 2
+    for words, said in ((["learn"], "EXAMPLES and --out RUN"), (["nonsense"], "No such command 'nonsense'"),
+                        (["show", "/nowhere/at/all"], "expected a run folder"),
+                        (["make"], "Missing argument")):
+        done = headway(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in " ".join(done.stderr.split())
     assert headway("--help").returncode == 0
+
+
+def test_a_process_of_its_own_ends_as_the_commands_here_do():
+    process = apart("show", "/nowhere/at/all")
+    out, told = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
+    here = headway("show", "/nowhere/at/all")
+    assert (here.returncode, here.stdout, here.stderr) == (2, "", told)
+    assert told.startswith("headway: ")
 
 
 class Killed(BaseException):
@@ -208,16 +222,16 @@ def test_resume_after_a_real_kill(tmp_path):
     done = headway("make", tmp_path / "data", "--heads", 3, "--width", 24, "--length", 8, "--count", 1200,
                    "--noise", "0.01")
     assert done.returncode == 0, done.stderr
-    words = [sys.executable, "-m", "headway", "learn", str(tmp_path / "data"), "--out"]
-    reference = subprocess.run([*words, str(tmp_path / "whole")], capture_output=True, check=False, timeout=120)
+    reference = headway("learn", tmp_path / "data", "--out", tmp_path / "whole")
     assert reference.returncode == 0, reference.stderr
-    process = subprocess.Popen([*words, str(tmp_path / "cut")], stderr=subprocess.DEVNULL)
+    process = apart("learn", tmp_path / "data", "--out", tmp_path / "cut")
     stages = tmp_path / "cut" / "stages"
     patience = time.monotonic() + 60
     while not (stages.exists() and any(stages.iterdir())) and time.monotonic() < patience:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "cut" / "manifest.json").exists(), "killed too late to show anything"
     unfinished = headway("show", tmp_path / "cut")
     assert unfinished.returncode == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import headway as hw
+from headway.learning.route import METHODS
 
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
@@ -81,28 +83,48 @@ def test_import_needs_only_the_four_parts():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("method", ["moments", "descent"])
+@pytest.mark.parametrize("method", METHODS)
 class TestEveryLearner:
-    def data(self):
-        truth = hw.AttentionLayer.random(heads=1, width=4, offset=True, seed=0)
-        return truth, hw.draw(truth, count=300, length=4, seed=1)
+    truth = hw.AttentionLayer.random(heads=1, width=4, offset=True, seed=0)
+
+    @staticmethod
+    @functools.cache
+    def fitted(method):
+        """What was given, as it was and as it is after, and the fit."""
+        data = hw.draw(TestEveryLearner.truth, count=300, length=4, seed=1)
+        before, state = (data.X.clone(), data.Y.clone()), torch.get_rng_state()
+        fit = hw.learn(data, heads=1, method=method, seed=3)
+        return before, data, fit, torch.equal(state, torch.get_rng_state())
 
     def test_returns_a_fit_that_predicts(self, method):
-        truth, data = self.data()
-        fit = hw.learn(data, heads=1, method=method)
+        *_, fit, _ = self.fitted(method)
         assert isinstance(fit, hw.Fit)
         assert fit.layer.heads == 1
         assert fit.layer.Theta.dtype == torch.float64
         assert fit.status.sentence.endswith(".")
-        unseen = hw.draw(truth, count=100, length=4, seed=2)
+        unseen = hw.draw(self.truth, count=100, length=4, seed=2)
         error = float((fit.layer(unseen.X) - unseen.Y).norm() / (unseen.Y - unseen.Y.mean((0, 1))).norm())
-        assert error < max(1e-3, 3 * fit.stats["held_out_error"]), "the reported error does not flatter"
+        assert error < 1e-3
+        assert error < max(1e-12, 3 * fit.stats["held_out_error"]), "the reported error does not flatter"
+
+    def test_says_recovered_only_at_the_floor(self, method):
+        *_, fit, _ = self.fitted(method)
+        assert fit.status.kind == ("limit" if method in ("descent", "lbfgs") else "recovered")
+        assert (fit.stats["held_out_error"] < 1e-12) == fit.status.ok
+        assert (hw.match(fit.layer, self.truth).worst < 1e-12) == fit.status.ok
 
     def test_reports_the_same_counters(self, method):
-        _, data = self.data()
-        fit = hw.learn(data, heads=1, method=method)
+        *_, fit, _ = self.fitted(method)
+        assert set(fit.stats) == set(self.fitted("moments")[2].stats)
         assert {"heads", "held_out_error", "fitted_error", "noise", "examples", "floor"} <= set(fit.stats)
+        assert len(fit.trace) >= 2
         assert all("stage" in event and event["seconds"] >= 0 for event in fit.trace)
+
+    def test_leaves_its_input_and_the_global_generator_alone(self, method):
+        (X, Y), data, _, untouched = self.fitted(method)
+        assert torch.equal(data.X, X)
+        assert torch.equal(data.Y, Y)
+        assert untouched
 
     def test_refuses_what_is_no_example(self, method):
         with pytest.raises(hw.InputError, match="examples"):

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import zlib
 from dataclasses import replace
@@ -23,6 +22,7 @@ from axe_playwright_python.sync_playwright import Axe
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.browser import Visit
+from tests.commands import headway
 from typer.testing import CliRunner
 
 import headway as hw
@@ -36,6 +36,7 @@ from headway.report.story import PAPERS, command, gather
 from headway.runs.store import Run
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group("report")  # in one process, which makes the runs and pages once
 
 
 def invoke(*words, code=0):
@@ -328,8 +329,7 @@ def test_bad_folders_are_refused_with_a_sentence(runs, tmp_path):
                           (half, "a finished run"), (spoiled, "the file the manifest describes"),
                           (other, "results of kind")):
         before = sorted(folder.glob("*")) if folder.exists() else []
-        done = subprocess.run([sys.executable, "-m", "headway", "report", str(folder)], capture_output=True,
-                              text=True, check=False)
+        done = headway("report", folder)
         assert done.returncode == 2
         said = " ".join(done.stderr.split())
         for part in ("headway: ", "expected", words, "Try: "):
