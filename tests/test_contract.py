@@ -21,7 +21,7 @@ ORDER = [*(f"core.{name}" for name in (
              "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "baselines", "stages",
              "route")), "learning",
          *(f"sculpting.{name}" for name in ("body", "simplex", "sculpt", "net", "provable")), "sculpting",
-         *(f"certificates.{name}" for name in ("held_out", "jacobian", "identify", "radius", "report")),
+         *(f"certificates.{name}" for name in ("held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",

@@ -6,7 +6,7 @@ from headway.core.convert import from_checkpoint, from_torch, from_weights, to_t
 from headway.core.examples import Examples, draw
 from headway.core.layer import AttentionLayer
 from headway.core.match import Comparison, Match, compare, match
-from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status
+from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status, Verdict
 from headway.learning import learn
 
 __version__ = "0.1.0"
@@ -21,6 +21,7 @@ __all__ = [
     "Match",
     "NotLearnedError",
     "Status",
+    "Verdict",
     "certify",
     "compare",
     "draw",

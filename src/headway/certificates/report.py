@@ -6,12 +6,12 @@ import torch
 
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, identifiability
-from headway.certificates.jacobian import low_rank, sample
+from headway.certificates.jacobian import low_ranks, parameters, sample
 from headway.certificates.radius import error_bars, radius
 from headway.core import checks, conditions
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
-from headway.core.results import Certificate, Claim
+from headway.core.results import Certificate, Claim, Verdict
 
 
 def certify(
@@ -42,8 +42,8 @@ def certify(
     >>> from headway.core.examples import draw
     >>> truth = AttentionLayer.random(heads=2, width=4, seed=0)
     >>> found = certify(truth, draw(truth, count=600, length=4, seed=5))
-    >>> [claim.holds for claim in found.claims if claim.name in ("held-out quantile", "identifiability")]
-    ['yes', 'yes']
+    >>> found.established("held-out quantile"), found.established("identifiability")
+    (True, True)
     """
     _check(layer, examples, seen)
     for name, value in (("confidence", confidence), ("fraction", fraction)):
@@ -63,19 +63,16 @@ def certify(
     found = errors(layer.to("cpu"), examples)
     claims = [quantile_claim(found, confidence, fraction, tolerance),
               mean_claim(found, confidence, mean_tolerance, teacher_bound, token_bound)]
-    small = layer.Theta.numel() + layer.W.numel() + 2 * layer.heads * layer.width <= DENSE
-    if small:
-        basis = sample(layer, examples, sequences, torch.float64)
-    else:
-        basis = sample(layer, examples, sequences, torch.float32, low_rank(layer))
+    small = parameters(layer) <= DENSE
+    basis = sample(layer, examples, sequences, torch.float64, None if small else low_ranks(layer))
     claims.append(identifiability(layer, examples, basis, confidence, draw, steps))
     if small:
         claims += [radius(basis, tolerance), error_bars(basis)]
     else:
-        size = f"{basis.unknowns} parameters: a dense Jacobian is used up to {DENSE}"
+        size = f"the layer has {parameters(layer)} parameters: a dense Jacobian is used up to {DENSE}"
         claims += [Claim("distance to the truth", "The layer that made the labels is near this one", "–",
-                         "undecided", size, {}),
-                   Claim("error bars", "Errors per head", "–", "undecided", size, {})]
+                         Verdict.UNDECIDED, size, {}),
+                   Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, size, {})]
     claims.append(_conditions(layer))
     return Certificate(tuple(claims), confidence, {
         "sequences": len(examples), "length": examples.length, "width": examples.width, "heads": layer.heads,
@@ -104,5 +101,5 @@ def _conditions(layer: AttentionLayer) -> Claim:
     numbers = conditions.measure(layer.Theta, layer.W)
     failing = conditions.broken(numbers)
     return Claim("non-degeneracy", "The heads are in general position, as the provable algorithm asks",
-                 "the bounds are Headway's; the paper gives no constants", "no" if failing else "yes",
+                 "the bounds are Headway's; the paper gives no constants", Verdict.NO if failing else Verdict.YES,
                  "; ".join(failing) or ", ".join(f"{name} {value:.2g}" for name, value in numbers.items()), numbers)
