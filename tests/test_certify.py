@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 import headway as hw
-from headway.certificates import held_out, identify, rounding
-from headway.certificates.held_out import Errors, errors, mean_claim, quantile_claim
+from headway.certificates import held_out, identify, report, rounding
+from headway.certificates.held_out import Errors, binomial_below, binomial_quantile, errors, mean_claim, quantile_claim
 from headway.certificates.identify import identifiability
 from headway.certificates.jacobian import dense_blocks, gram, low_ranks, sample
 from headway.certificates.radius import error_bars, lipschitz, radius
@@ -324,7 +326,7 @@ def test_the_bound_is_below_the_least_eigenvalue_on_the_tangent_space():
         operator = Scaled(found, torch.Generator().manual_seed(seed))
         values = torch.linalg.eigvalsh(dense_operator(operator, layer.Theta))
         least = float(values[-found.theta_unknowns])
-        assert float(values[-found.theta_unknowns - 1]) < 1e-12 < least, "zero off the tangent space, and only there"
+        assert float(values[-found.theta_unknowns - 1]) < 1e-12 < least, "zero off the tangent space, only there"
         assert 0 < claim.numbers["lower_bound"] <= least <= claim.numbers["least_ritz_value"] * (1 + 1e-9)
         assert claim.holds == "yes", claim
 
@@ -475,6 +477,74 @@ def test_low_rank_is_claimed_as_such_and_needs_fewer_examples():
     assert claim.holds == "yes", claim
     assert "rank at most 4" in claim.statement
     assert claim.numbers["parameters"] == 4 * 4 * (25 + 24 - 4) + 4 * 24**2
+
+
+def test_one_sequence_that_was_learned_from_is_enough_to_refuse(refused):
+    """A subset, in another order, precision or filling, beside fresh ones: however it is told what was seen."""
+    layer, data = instance(15, width=6, count=600, length=6)
+    fresh = hw.draw(layer, count=40, length=6, seed=5)
+    mixed = hw.Examples(torch.cat([fresh.X[:30], data.X[[500, 3]], fresh.X[30:]]),
+                        torch.cat([fresh.Y[:30], data.Y[[500, 3]], fresh.Y[30:]]))
+    zeros = torch.zeros(len(mixed), 2, 6)
+    longer = hw.Examples(torch.cat([mixed.X.float(), zeros], 1), torch.cat([mixed.Y.float(), zeros + 7], 1),
+                         torch.tensor([[False] * 6 + [True] * 2]).expand(len(mixed), 8))
+    known = data.hashes()
+    for seen in (data, known, torch.from_numpy(known), set(known.tolist())):
+        for examples in (mixed, longer):
+            with refused("examples", "did not use", "2 of 42 sequences", "index 30"):
+                hw.certify(layer, examples, seen=seen)
+        assert hw.certify(layer, fresh, seen=seen).claims
+    with refused("examples", "600 of 600"):
+        hw.certify(layer, data, seen=data)
+    assert hw.certify(layer, fresh, seen=set()).claims
+    with refused("seen", "hashes()"):
+        hw.certify(layer, fresh, seen=[0.5])
+
+
+def test_the_parameters_counted_are_the_parameters_told(monkeypatch):
+    """A layer beyond the dense limit whose low rank leaves fewer unknowns than the limit: the message is about the
+    layer. And one of just as many parameters as the limit is not refused."""
+    layer, data = instance(14, width=6, rank=2, key_bias=True)
+    whole = 2 * 7 * 6 + 2 * 6**2
+    for module in (identify, report):
+        monkeypatch.setattr(module, "DENSE", whole - 1)
+    found = hw.certify(layer, data)
+    assert found["identifiability"].numbers["parameters"] < identify.DENSE
+    for name in ("distance to the truth", "error bars"):
+        assert re.search(r"has (\d+) parameters", found[name].reason).group(1) == str(whole)
+    for module in (identify, report):
+        monkeypatch.setattr(module, "DENSE", whole)
+    found = hw.certify(layer, data)
+    assert found["identifiability"].numbers["parameters"] == whole
+    assert "parameters" not in found["distance to the truth"].reason
+
+
+def test_a_verdict_is_a_word_and_neither_true_nor_false():
+    claim = hw.Claim("sun", "It shines", "none", "no", "clouds")
+    assert claim.holds is hw.Verdict.NO
+    assert claim.holds == "no" != "yes"
+    assert f"{claim.holds} {claim}" == "no sun: no. It shines: clouds."
+    assert json.dumps({"holds": claim.holds}) == '{"holds": "no"}'
+    assert {"no": 1}[claim.holds] == 1
+    for use in (bool, lambda v: not v, lambda v: v and 1):
+        with pytest.raises(TypeError, match="established"):
+            use(claim.holds)
+    with pytest.raises(ValueError, match="perhaps"):
+        hw.Claim("sun", "It shines", "none", "perhaps", "clouds")
+    certificate = hw.Certificate((claim, replace(claim, name="moon", holds="yes"),
+                                  replace(claim, name="rain", holds=hw.Verdict.UNDECIDED)), 0.99, {})
+    assert [certificate.established(name) for name in ("sun", "moon", "rain")] == [False, True, False]
+    with pytest.raises(KeyError, match="no claim 'wind'"):
+        certificate.established("wind")
+
+
+@given(n=st.integers(1, 5000), fraction=st.floats(1e-4, 0.9), p=st.floats(1e-4, 0.9999))
+def test_the_binomial_is_that_of_scipy_stats(n, fraction, p):
+    k = binomial_quantile(p, n, 1 - fraction)
+    for at in (k, n // 2, 0, n):
+        assert binomial_below(at, n, 1 - fraction) == pytest.approx(binom.cdf(at, n, 1 - fraction), rel=0, abs=1e-12)
+    assert binom.cdf(k, n, 1 - fraction) >= p - 1e-12
+    assert k == 0 or binom.cdf(k - 1, n, 1 - fraction) < p + 1e-12
 
 
 def test_bad_input_is_refused(refused):

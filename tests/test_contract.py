@@ -21,7 +21,8 @@ ORDER = [*(f"core.{name}" for name in (
              "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "baselines", "stages",
              "route")), "learning",
          *(f"sculpting.{name}" for name in ("body", "simplex", "sculpt", "net", "provable")), "sculpting",
-         *(f"certificates.{name}" for name in ("held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
+         *(f"certificates.{name}" for name in (
+             "held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
@@ -75,6 +76,14 @@ def test_import_needs_only_the_four_parts():
             "import headway; "
             "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
             "print(sorted(new & {'typer', 'rich', 'matplotlib', 'plotly', 'click'}))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_learning_and_certifying_wait_for_nothing_they_do_not_use():
+    """scipy.stats alone takes longer to import than scipy.special and scipy.linalg together."""
+    code = ("import sys, headway as hw; hw.certify, hw.learn; "
+            "print([m for m in ('scipy.stats', 'plotly', 'matplotlib', 'typer') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -59,15 +59,17 @@ def errors(layer: AttentionLayer, examples: Examples) -> Errors:
                   examples.out_width)
 
 
-def binomial_quantile(p: float, n: int, success: float) -> int:
-    """The least k with P(Bin(n, success) ≤ k) ≥ p.
+def binomial_below(k: int, n: int, success: float) -> float:
+    """P(Bin(n, success) ≤ k), as an incomplete beta function: 0 ≤ k ≤ n."""
+    return 1.0 if k >= n else float(special.betainc(n - k, k + 1, 1.0 - success))
 
-    By bisection on the distribution function: its inverse is off by one where the two meet to rounding.
-    """
+
+def binomial_quantile(p: float, n: int, success: float) -> int:
+    """The least k with P(Bin(n, success) ≤ k) ≥ p, by bisection."""
     low, high = -1, n  # P(Bin ≤ low) < p ≤ P(Bin ≤ high)
     while high - low > 1:
         k = (low + high) // 2
-        low, high = (low, k) if special.bdtr(k, n, success) >= p else (k, high)
+        low, high = (low, k) if binomial_below(k, n, success) >= p else (k, high)
     return high
 
 

@@ -107,7 +107,8 @@ def _dense(found: Sample) -> tuple[dict[str, float], Verdict, str]:
         return numbers, Verdict.NO, f"{free} free directions; the weakest lies in {_where(found, vectors[:, 0])}"
     told = f"the least singular value of the scaled Jacobian is {float(s[0]):.1e} of the largest"
     if float(values[0]) <= off:
-        return numbers, Verdict.UNDECIDED, f"{told}, and rounding could make {math.sqrt(off / float(values[-1])):.1e}"
+        alone = math.sqrt(off / float(values[-1]))
+        return numbers, Verdict.UNDECIDED, f"{told}, and rounding alone could make {alone:.1e}"
     return numbers, Verdict.YES if float(s[0]) >= CLEAR else Verdict.UNDECIDED, told
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, identifiability
@@ -27,7 +31,7 @@ def certify(
     sequences: int | None = None,
     steps: int = 200,
     seed: int = 0,
-    seen: str | None = None,
+    seen: Examples | Collection[int] | np.ndarray | Tensor | str | None = None,
 ) -> Certificate:
     """What may be claimed about ``layer`` from examples (X, Y) of the function it stands for, and on what ground.
 
@@ -36,8 +40,8 @@ def certify(
     identifiability: the Jacobian on ``sequences`` of the examples (default: five times the counting floor) has full
     rank; for large layers by at most ``steps`` of Lanczos' method. distance to the truth: the exact solution is
     within ``tolerance``. error bars: expected errors under noise. non-degeneracy: the first paper's conditions.
-    Each claim holds, does not, or is undecided. ``seen`` is the digest of the examples the layer was learned from:
-    the same ones are refused.
+    Each claim holds, does not, or is undecided. ``seen`` is what the layer was learned from: the examples, or their
+    ``hashes()``, and a single sequence of them is refused; or their ``digest()``, and only all of them are.
 
     >>> from headway.core.examples import draw
     >>> truth = AttentionLayer.random(heads=2, width=4, seed=0)
@@ -45,7 +49,9 @@ def certify(
     >>> found.established("held-out quantile"), found.established("identifiability")
     (True, True)
     """
-    _check(layer, examples, seen)
+    _check(layer, examples)
+    if seen is not None:
+        _refuse_seen(examples, seen)
     for name, value in (("confidence", confidence), ("fraction", fraction)):
         if not 0 < checks.number(name, value) < 1:
             checks.refuse(name, "a number strictly between 0 and 1", value,
@@ -79,9 +85,10 @@ def certify(
         "tolerance": tolerance, "fraction": fraction, "mean_tolerance": mean_tolerance, "seed": seed})
 
 
-def _check(layer: AttentionLayer, examples: Examples, seen: str | None) -> None:
+def _check(layer: AttentionLayer, examples: Examples) -> None:
     if not isinstance(layer, AttentionLayer):
-        checks.refuse("layer", "an AttentionLayer", type(layer).__name__, "fit.layer, or headway.load_layer(path)")
+        checks.refuse("layer", "an AttentionLayer", type(layer).__name__,
+                      "fit.layer, or headway.core.layer.load_layer(path)")
     if not isinstance(examples, Examples):
         checks.refuse("examples", "an Examples object", type(examples).__name__, "headway.Examples(X, Y)")
     if len(examples) < 2:
@@ -92,9 +99,29 @@ def _check(layer: AttentionLayer, examples: Examples, seen: str | None) -> None:
     if examples.mask != layer.mask:
         checks.refuse("examples", f"mask {layer.mask!r}, as the layer", repr(examples.mask),
                       "examples with its mask")
-    if seen is not None and examples.digest() == seen:
-        checks.refuse("examples", "examples the learner did not use", "the very ones it was fitted to (same hash)",
-                      "fresh ones: error on fitted examples says nothing about others")
+
+
+def _refuse_seen(examples: Examples, seen: Examples | Collection[int] | np.ndarray | Tensor | str) -> None:
+    """Refuses examples of which the learner had one: its error there says nothing about others."""
+    if isinstance(seen, str):
+        if examples.digest() == seen:
+            checks.refuse("examples", "examples the learner did not use",
+                          "the very ones it was fitted to (same hash)",
+                          "fresh ones: error on fitted examples says nothing about others")
+        return
+    if isinstance(seen, Examples):
+        known = seen.hashes()
+    else:
+        known = np.asarray(seen.cpu() if isinstance(seen, Tensor) else seen if isinstance(seen, np.ndarray) else
+                           list(seen))
+        if known.ndim != 1 or (known.size and known.dtype != np.int64):
+            checks.refuse("seen", "Examples, what their hashes() or digest() returned, or None",
+                          f"{known.dtype} of shape {known.shape}", "seen=the examples learned from")
+    again = np.flatnonzero(np.isin(examples.hashes(), known))
+    if again.size:
+        checks.refuse("examples", "examples the learner did not use",
+                      f"{again.size} of {len(examples)} sequences that it was fitted to (same hash), the first at "
+                      f"index {again[0]}", "fresh ones: error on fitted examples says nothing about others")
 
 
 def _conditions(layer: AttentionLayer) -> Claim:

@@ -1,9 +1,10 @@
-"""How far a computed normal matrix can be from the exact one: part of every claim that its least eigenvalue is not 0.
+"""How far a computed normal matrix can be from the exact one: part of every claim that its least eigenvalue is
+above 0.
 
-A sum of t products is off by at most t·eps·(sum of absolute values). For one row of the Jacobian that sum is bounded
-by lengths: |x̃|ᵀ|V_i||x_b| ≤ |x̃|·ϱ·‖V_i‖_F, ϱ the longest token; the pattern then averages, twice, and W_i follows.
-A score off by s changes a weight by a factor of at most 1 + 2s, to first order, and what a pattern's covariance does
-by 4s. With S the scaling of the columns of Θ_i, the scaled Jacobian K in Θ is off by at most
+A sum of t products is off by at most t·eps·(sum of absolute values). For one row of the Jacobian that sum is
+bounded by lengths: |x̃|ᵀ|V_i||x_b| ≤ |x̃|·ϱ·‖V_i‖_F, ϱ the longest token; the pattern then averages, twice, and
+W_i follows. A score off by s changes a weight by a factor of at most 1 + 2s, to first order, and a pattern's
+covariance by 4s. With S_i the scaling of the columns of Θ_i, the scaled Jacobian K in Θ is off by at most
 
     δ = eps·t·2ϱ²√(Σ|x̃|²)·√(Σ‖W_i‖_F²|S_i|²) + 4s·ϱ²√(rows)·√(Σ‖W_i‖²|S_i|²),
 
@@ -94,7 +95,7 @@ class Eliminated:
                    found.layer.augmented.numel())
 
     def ritz(self, steps: int, largest: float, known: float) -> float:
-        """Of Ritz values after ``steps`` products: the errors of all of them together, and of the inner products that
-        keep the vectors orthogonal. ``largest`` bounds the eigenvalues, ``known`` those with W known, ‖K‖²."""
+        """Of Ritz values after ``steps`` products: the errors of all of them together, and of the inner products
+        that keep the vectors orthogonal. ``largest`` bounds the eigenvalues, ``known`` those with W known, ‖K‖²."""
         one = 2 * math.sqrt(largest) * self.jacobian + self.projector * known
         return math.sqrt(steps) * (one + self.at.eps * self.size * largest)

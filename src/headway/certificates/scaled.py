@@ -2,9 +2,9 @@
 of these ranks.
 
 D holds the Kronecker blocks Q ⊗ M_i. They overrate one direction a head, that of Θ_i itself: a softmax answers
-little to scores that only grow, and R stretches it to curvature 1. T projects onto the tangent space of the matrices
-of rank r_i, in the scaled coordinates: v = UUᵀv + (I − UUᵀ)v VVᵀ, of dimension Σ_i r_i(rows + d − r_i). Θ_i lies in
-it, so R and T commute and the range of T is mapped into itself.
+little to scores that only grow, and R stretches it to curvature 1. T projects onto the tangent space of the
+matrices of rank r_i, in the scaled coordinates: v ↦ UUᵀv + (I − UUᵀ)v VVᵀ, of dimension Σ_i r_i(rows + d − r_i).
+Θ_i lies in it, so R and T commute and the range of T is mapped into itself.
 """
 
 from __future__ import annotations

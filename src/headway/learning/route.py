@@ -134,7 +134,7 @@ def learn(
         route.starting = method == "starts"
         fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
     if run is not None:
-        run.finish(fit)
+        run.finish(fit, examples.hashes())
     if strict and not fit.status.ok:
         raise NotLearnedError(fit)
     return fit

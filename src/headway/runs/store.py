@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from headway.core import checks
@@ -27,7 +29,8 @@ Stage = tuple[dict[str, Tensor], dict[str, Any]]
 KIND = "headway-run-1"
 CERTIFICATE = "headway-certificate-1"
 MANIFEST = {"status", "stats", "trace", "versions", "sha256"}
-FILES = ("config.json", "layer.safetensors", "truth.safetensors")
+SEEN = "seen.safetensors"  # a hash of every sequence the layer was learned from
+FILES = ("config.json", "layer.safetensors", "truth.safetensors", SEEN)
 
 
 class Run:
@@ -90,9 +93,12 @@ class Run:
     def _digest(self) -> str:
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
 
-    def finish(self, fit: Fit) -> None:
-        """Write the layer, then the manifest: a run without a manifest is not finished."""
+    def finish(self, fit: Fit, seen: np.ndarray | None = None) -> None:
+        """Write the layer and what it was learned from, as hashes of the sequences; then the manifest: a run without
+        a manifest is not finished."""
         self.begin()
+        if seen is not None:
+            write_tensors(self.path / SEEN, {"hashes": torch.from_numpy(seen)}, {})
         save_layer(self.path / "layer.safetensors", fit.layer)
         hashes = {name: _sha256(self.path / name) for name in FILES if (self.path / name).exists()}
         write_json(self.path / "manifest.json", {
@@ -126,6 +132,14 @@ class Run:
                               "another or none", "headway learn again")
         layer = load_layer(self.path / "layer.safetensors")
         return Fit(layer, Status(**manifest["status"]), manifest["stats"], tuple(manifest["trace"]))
+
+    def seen(self) -> np.ndarray | str | None:
+        """What ``certify`` refuses: the hashes of the sequences learned from, or, in a run that has none, the digest
+        of all of them together."""
+        if (self.path / SEEN).exists():
+            hashes: np.ndarray = read_tensors(self.path / SEEN)[0]["hashes"].numpy()
+            return hashes
+        return self.config.get("digest")
 
     def certified(self, certificate: Certificate, about: Mapping[str, Any]) -> Path:
         """Write certificate.json: the claims, what they were computed from, and with which versions."""
