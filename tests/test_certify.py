@@ -15,7 +15,14 @@ from scipy.stats import binom
 
 import headway as hw
 from headway.certificates import held_out, identify, report, rounding
-from headway.certificates.held_out import Errors, binomial_below, binomial_quantile, errors, mean_claim, quantile_claim
+from headway.certificates.held_out import (
+    Errors,
+    binomial_below,
+    binomial_quantile,
+    errors,
+    mean_claim,
+    quantile_claim,
+)
 from headway.certificates.identify import identifiability
 from headway.certificates.jacobian import dense_blocks, gram, low_ranks, sample
 from headway.certificates.radius import error_bars, lipschitz, radius
@@ -542,7 +549,8 @@ def test_a_verdict_is_a_word_and_neither_true_nor_false():
 def test_the_binomial_is_that_of_scipy_stats(n, fraction, p):
     k = binomial_quantile(p, n, 1 - fraction)
     for at in (k, n // 2, 0, n):
-        assert binomial_below(at, n, 1 - fraction) == pytest.approx(binom.cdf(at, n, 1 - fraction), rel=0, abs=1e-12)
+        expected = binom.cdf(at, n, 1 - fraction)
+        assert binomial_below(at, n, 1 - fraction) == pytest.approx(expected, rel=0, abs=1e-12)
     assert binom.cdf(k, n, 1 - fraction) >= p - 1e-12
     assert k == 0 or binom.cdf(k - 1, n, 1 - fraction) < p + 1e-12
 

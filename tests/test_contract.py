@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +116,27 @@ class TestEveryLearner:
     def test_refuses_what_is_no_example(self, method):
         with pytest.raises(hw.InputError, match="examples"):
             hw.learn(torch.zeros(3, 4, 5), heads=1, method=method)
+
+
+def hints(path):
+    """The last argument of every refusal: what to try, as far as it is written out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "refuse":
+            yield from (part.value for part in ast.walk(node.args[-1])
+                        if isinstance(part, ast.Constant) and isinstance(part.value, str))
+
+
+def test_what_a_refusal_says_to_try_exists():
+    named = {(name, found) for name, path in MODULES.items() for hint in hints(path)
+             for found in re.findall(r"\bheadway(?:\.\w+)+", hint)}
+    assert len(named) > 3
+    missing = []
+    for name, found in sorted(named):
+        try:
+            pkgutil.resolve_name(found)
+        except (ImportError, AttributeError):
+            missing.append(f"{name} says to try {found}")
+    assert missing == []
 
 
 def test_certify_imports_nothing_from_the_learners():
