@@ -22,6 +22,8 @@ from torch import Tensor
 from headway.certificates.jacobian import Sample
 from headway.core import attention
 
+LARGEST = 1e300  # in place of infinity, where a dead head or dependent features leave no bound: JSON has none
+
 
 @dataclass(frozen=True)
 class Lengths:
@@ -62,7 +64,7 @@ def dense(found: Sample, scale: Tensor, largest: float) -> float:
     # The features' columns: a mean of tokens, off by the weights' 2s and its own k terms.
     features = (2 * at.score + at.eps * at.terms) * at.token * math.sqrt(at.rows * m * W.shape[2])
     off = at.jacobian(W, 1.0, right, at.terms) + features * float(scale[theta:].max())
-    return at.eps * found.unknowns * found.problem.equations + 2 * math.sqrt(largest) * off
+    return min(at.eps * found.unknowns * found.problem.equations + 2 * math.sqrt(largest) * off, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -98,4 +100,4 @@ class Eliminated:
         """Of Ritz values after ``steps`` products: the errors of all of them together, and of the inner products
         that keep the vectors orthogonal. ``largest`` bounds the eigenvalues, ``known`` those with W known, ‖K‖²."""
         one = 2 * math.sqrt(largest) * self.jacobian + self.projector * known
-        return math.sqrt(steps) * (one + self.at.eps * self.size * largest)
+        return min(math.sqrt(steps) * (one + self.at.eps * self.size * largest), LARGEST)
