@@ -15,7 +15,7 @@ import torch
 from tests.commands import headway
 
 import headway as hw
-from headway.core.examples import write
+from headway.core.examples import Examples, write
 from headway.core.layer import load_layer, save_layer
 from headway.runs.store import Run
 
@@ -268,6 +268,9 @@ def test_certify_writes_a_certificate_and_answers_with_its_exit_code(tmp_path):
     said = json.loads(good.stdout)
     assert said["holds"]["identifiability"] == "yes"
     assert said["failed"] == []
+    assert set(said["reasons"]) == set(said["statements"]) == set(said["holds"])
+    assert "parameters are determined" in said["statements"]["identifiability"]
+    assert "singular value" in said["reasons"]["identifiability"]
     stored = json.loads((tmp_path / "run" / "certificate.json").read_text())
     assert {claim["name"] for claim in stored["claims"]} == set(said["holds"])
     assert all(claim["assumption"] for claim in stored["claims"])
@@ -275,12 +278,16 @@ def test_certify_writes_a_certificate_and_answers_with_its_exit_code(tmp_path):
     strict = headway("certify", tmp_path / "run", "--examples", tmp_path / "fresh", "--require", "held-out mean")
     assert strict.returncode == 1
     assert "Not established: held-out mean" in strict.stderr
+    learned_from = Examples.open(tmp_path / "e").take([9])
+    write(tmp_path / "mixed", [Examples(torch.cat([fresh.X[:5], learned_from.X]),
+                                        torch.cat([fresh.Y[:5], learned_from.Y]))])
     for words, message in (
-        (["--examples", tmp_path / "e"], "did not use"), (["--examples", tmp_path / "nothing"], "Try"),
+        (["--examples", tmp_path / "e"], "did not use"), (["--examples", tmp_path / "mixed"], "1 of 6 sequences"),
+        (["--examples", tmp_path / "nothing"], "Try"),
         (["--examples", tmp_path / "fresh", "--require", "beauty"], "held-out quantile")):
         bad = headway("certify", tmp_path / "run", *words)
         assert bad.returncode == 2
-        assert message in bad.stderr
+        assert message in " ".join(bad.stderr.split())
 
 
 def test_a_certificate_of_another_layer_is_not_believed(tmp_path):

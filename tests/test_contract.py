@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +26,8 @@ ORDER = [*(f"core.{name}" for name in (
              "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "baselines", "stages",
              "route")), "learning",
          *(f"sculpting.{name}" for name in ("body", "simplex", "sculpt", "net", "provable")), "sculpting",
-         *(f"certificates.{name}" for name in ("held_out", "jacobian", "identify", "radius", "report")),
+         *(f"certificates.{name}" for name in (
+             "held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "curvature", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
@@ -83,6 +86,14 @@ def test_import_needs_only_the_four_parts():
     assert done.stdout.strip() == "[]"
 
 
+def test_learning_and_certifying_wait_for_nothing_they_do_not_use():
+    """scipy.stats alone takes longer to import than scipy.special and scipy.linalg together."""
+    code = ("import sys, headway as hw; hw.certify, hw.learn; "
+            "print([m for m in ('scipy.stats', 'plotly', 'matplotlib', 'typer') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("method", METHODS)
 class TestEveryLearner:
     truth = hw.AttentionLayer.random(heads=1, width=4, offset=True, seed=0)
@@ -129,6 +140,27 @@ class TestEveryLearner:
     def test_refuses_what_is_no_example(self, method):
         with pytest.raises(hw.InputError, match="examples"):
             hw.learn(torch.zeros(3, 4, 5), heads=1, method=method)
+
+
+def hints(path):
+    """The last argument of every refusal: what to try, as far as it is written out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "refuse":
+            yield from (part.value for part in ast.walk(node.args[-1])
+                        if isinstance(part, ast.Constant) and isinstance(part.value, str))
+
+
+def test_what_a_refusal_says_to_try_exists():
+    named = {(name, found) for name, path in MODULES.items() for hint in hints(path)
+             for found in re.findall(r"\bheadway(?:\.\w+)+", hint)}
+    assert len(named) > 3
+    missing = []
+    for name, found in sorted(named):
+        try:
+            pkgutil.resolve_name(found)
+        except (ImportError, AttributeError):
+            missing.append(f"{name} says to try {found}")
+    assert missing == []
 
 
 def test_certify_imports_nothing_from_the_learners():

@@ -98,8 +98,9 @@ def world(tmp_path_factory):
     """A folder with what the placeholders of the documentation stand for."""
     base = tmp_path_factory.mktemp("world")
     layer = hw.AttentionLayer.random(heads=2, width=8, seed=0)
-    for name, count, seed in (("EXAMPLES", 30_000, 1), ("FRESH", 800, 2)):
-        write(base / name, [hw.draw(layer, count=count, length=2, seed=seed)], truth=layer)
+    # Of two ±1 tokens there are few: fresh ones are longer, or some would be those that were learned from.
+    for name, count, length, seed in (("EXAMPLES", 30_000, 2, 1), ("FRESH", 800, 4, 2)):
+        write(base / name, [hw.draw(layer, count=count, length=length, seed=seed)], truth=layer)
     before = Path.cwd()
     os.chdir(base)
     try:

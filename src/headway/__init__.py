@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headway.core.examples import Examples, draw
     from headway.core.layer import AttentionLayer
     from headway.core.match import Comparison, Match, compare, match
-    from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status
+    from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status, Verdict
     from headway.learning import learn
 
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ __all__ = [
     "Match",
     "NotLearnedError",
     "Status",
+    "Verdict",
     "certify",
     "compare",
     "draw",
@@ -41,7 +42,8 @@ __all__ = [
 _HOME = {
     "AttentionLayer": "core.layer", "Certificate": "core.results", "Claim": "core.results",
     "Comparison": "core.match", "Examples": "core.examples", "Fit": "core.results", "InputError": "core.checks",
-    "Match": "core.match", "NotLearnedError": "core.results", "Status": "core.results", "certify": "certificates",
+    "Match": "core.match", "NotLearnedError": "core.results", "Status": "core.results", "Verdict": "core.results",
+    "certify": "certificates",
     "compare": "core.match", "draw": "core.examples", "from_checkpoint": "core.convert",
     "from_torch": "core.convert", "from_weights": "core.convert", "learn": "learning", "match": "core.match",
     "to_torch": "core.convert"}

@@ -35,7 +35,7 @@ def certify(
     data = examples.Examples.open(source)
     with err.status("certifying"):
         found = hw.certify(layer, data, confidence, tolerance=tolerance, fraction=fraction,
-                           teacher_bound=teacher_bound, token_bound=token_bound, seen=run.config.get("digest"))
+                           teacher_bound=teacher_bound, token_bound=token_bound, seen=run.seen())
     wanted = require or ["held-out quantile", "identifiability"]
     names = [claim.name for claim in found.claims]
     for name in wanted:
@@ -49,9 +49,11 @@ def certify(
         table.add_row(claim.name, f"[{colour[claim.holds]}]{claim.holds}[/]", claim.statement, claim.reason)
     err.print(table)
     err.print(f"From {len(data)} sequences in {source}. Assumptions and numbers: {path}", markup=False)
-    failed = [name for name in wanted if found[name].holds != "yes"]
+    failed = [name for name in wanted if not found.established(name)]
     if as_json:
         say({"run": str(folder), "holds": {c.name: c.holds for c in found.claims},
+             "statements": {c.name: c.statement for c in found.claims},
+             "reasons": {c.name: c.reason for c in found.claims},
              "numbers": {c.name: dict(c.numbers) for c in found.claims}, "failed": failed})
     if failed:
         err.print(f"Not established: {', '.join(failed)}.")

@@ -35,7 +35,7 @@ def demo(
         fit = hw.learn(data, seed=seed, run=run, progress=progress)
     fresh = hw.draw(truth, count=500, length=16, seed=seed + 2)
     with err.status("certifying, drawing"):
-        found = hw.certify(fit.layer, fresh, seen=data.digest())
+        found = hw.certify(fit.layer, fresh, seen=data)
         run.certified(found, {"examples": "drawn", "digest": fresh.digest()})
         page = write_report(folder)
     tell(fit, folder, truth, as_json, page=page)

@@ -146,7 +146,7 @@ def learn(
         route.starting = method == "starts"
         fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
     if kept is not None and not kept.finished:
-        kept.finish(fit)
+        kept.finish(fit, examples.hashes())
     if strict and not fit.status.ok:
         raise NotLearnedError(fit)
     return fit

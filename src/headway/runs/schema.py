@@ -15,7 +15,8 @@ from headway.core.names import METHODS, SEARCHES
 
 Rule = Callable[[Any, str], str | None]
 RUN, CERTIFIED = "headway-run-1", "headway-certificate-1"
-FILES = ("config.json", "layer.safetensors", "truth.safetensors")  # those a manifest vouches for
+# Those a manifest vouches for.
+FILES = ("config.json", "layer.safetensors", "truth.safetensors", "seen.safetensors")
 STATUSES = ("recovered", "noise", "not_realisable", "too_few", "degenerate", "limit")
 FREE = ("seconds", "device")  # settings that do not make a run another one
 

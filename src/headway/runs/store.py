@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from headway.core import checks
@@ -31,6 +33,7 @@ Stage = tuple[dict[str, Tensor], dict[str, Any]]
 KIND = schema.RUN
 CERTIFICATE = schema.CERTIFIED
 WRITTEN = "a run folder written by headway learn"
+SEEN = "seen.safetensors"  # a hash of every sequence the layer was learned from
 
 
 class Run:
@@ -165,9 +168,12 @@ class Run:
             config["options"] = _fixed(config["options"])
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
-    def finish(self, fit: Fit) -> None:
-        """Write the layer, then the manifest: a run without a manifest is not finished."""
+    def finish(self, fit: Fit, seen: np.ndarray | None = None) -> None:
+        """Write the layer and what it was learned from, as hashes of the sequences; then the manifest: a run
+        without a manifest is not finished."""
         self.begin()
+        if seen is not None:
+            write_tensors(self.path / SEEN, {"hashes": torch.from_numpy(seen)}, {})
         save_layer(self.path / "layer.safetensors", fit.layer)
         hashes = {name: _sha256(self.path / name) for name in FILES if (self.path / name).exists()}
         write_json(self.path / "manifest.json", {
@@ -200,6 +206,14 @@ class Run:
                               "another or none", "headway learn again")
         layer = load_layer(self.path / "layer.safetensors")
         return Fit(layer, Status(**manifest["status"]), manifest["stats"], tuple(manifest["trace"]))
+
+    def seen(self) -> np.ndarray | str | None:
+        """What ``certify`` refuses: the hashes of the sequences learned from, or, in a run that has none, the
+        digest of all of them together."""
+        if (self.path / SEEN).exists():
+            hashes: np.ndarray = read_tensors(self.path / SEEN)[0]["hashes"].numpy()
+            return hashes
+        return self.config.get("digest")
 
     def certified(self, certificate: Certificate, about: Mapping[str, Any]) -> Path:
         """Write certificate.json: the claims, what they were computed from, and with which versions."""
