@@ -44,7 +44,8 @@ def test_make_learn_show(data, tmp_path):
     assert result["status"] == "recovered"
     assert result["stats"]["heads"] == 2
     assert "Recovered to the floor" in done.stderr
-    assert {p.name for p in run.iterdir()} == {"config.json", "stages", "layer.safetensors", "manifest.json"}
+    assert {p.name for p in run.iterdir()} == {"config.json", "stages", "layer.safetensors", "manifest.json",
+                                              "seen.safetensors"}
     config = json.loads((run / "config.json").read_text())
     assert config["options"]["heads"] == "auto"
     assert config["options"]["seed"] == 0

@@ -128,7 +128,9 @@ OPTIONS = {
     "seconds": either(NUMBER, one_of(None)), "seed": WHOLE, "device": either(TEXT, one_of(None))}
 CONFIG = record({"kind": one_of(RUN)}, {
     "command": TEXT, "examples": TEXT, "digest": _hex, "options": record(OPTIONS),
-    "more": record({}, {"truth": _hex, "thresholds": mapping(_anything)}), "hidden_heads": WHOLE, "width": WHOLE,
+    "more": record({}, {"truth": _hex, "thresholds": mapping(_anything)}), "hidden_heads": WHOLE,
+    "width": either(WHOLE, TEXT),  # a sweep over widths is written as it was asked for
+
     "seed": WHOLE}, more=True, together={"options": ("digest", "examples")})
 PHASE = record({"phase": TEXT, "round": WHOLE, "seconds": NUMBER}, {
     "accepted": WHOLE, "rows": WHOLE, "sum_error": NUMBER, "center_error": NUMBER, "hull_angle": NUMBER,
@@ -148,7 +150,7 @@ MANIFEST = record({
                      "key_groups": listed(listed(WHOLE)), "out_of_time": FLAG}, more=True),
     "trace": listed(EVENT), "versions": mapping(TEXT),
     # Names of the run's own files and no others: nothing else is opened on a manifest's word.
-    "sha256": record(dict.fromkeys(FILES[:2], _hex), {FILES[2]: _hex})})
+    "sha256": record(dict.fromkeys(FILES[:2], _hex), dict.fromkeys(FILES[2:], _hex))})
 CLAIM = {"name": TEXT, "statement": TEXT, "assumption": TEXT, "holds": one_of("yes", "no", "undecided"),
          "reason": TEXT, "numbers": mapping(NUMBER)}
 CERTIFICATE = record({"kind": one_of(CERTIFIED), "confidence": NUMBER, "settings": mapping(_anything),
