@@ -7,6 +7,7 @@ ran, the day, the machine and the versions.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -38,7 +39,8 @@ def commit(root: Path = ROOT) -> str:
         return "unknown"  # not a git checkout
 
 
-COMMIT = commit()  # of the code as it was loaded: a commit made while a long benchmark runs is not what ran
+# Where the code was carried without its history, the commit is given.
+COMMIT = os.environ.get("HEADWAY_COMMIT") or commit()  # of the code as it was loaded: a commit made while a long benchmark runs is not what ran
 
 
 def machine(device: str = "cpu") -> str:
