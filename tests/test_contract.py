@@ -18,8 +18,8 @@ ORDER = [*(f"core.{name}" for name in (
              "conditions", "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.store",
          *(f"learning.{name}" for name in (
-             "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "baselines", "stages",
-             "route")), "learning",
+             "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "prune", "refine", "starts",
+             "starts.descent", "baselines", "stages", "route")), "learning",
          *(f"sculpting.{name}" for name in ("body", "simplex", "sculpt", "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in ("held_out", "jacobian", "identify", "radius", "report")),
          "certificates",
