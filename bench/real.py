@@ -107,7 +107,7 @@ def main() -> None:
         whole = [row for row in rows if row["heads within 1e-6"] == HEADS]
         record(name, command, {
             "layers": len(rows), "recovered to 1e-6": len(whole),
-            "slowest of those, s": max((row["seconds"] for row in whole), default=None)}, rows)
+            "slowest of those, s": max((row["seconds"] for row in whole), default=None)}, rows, device=asked.device)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main() -> None:
     trace = tuple({"stage": f"polish-{j}", "seconds": 1.0, "curve": [[i / 50, 10.0**-i] for i in range(15)]}
                   for j in range(20))
     stats = {"rank": rank, "held_out_error": 1e-15, "examples": 40_000, "floor": 1000, "seconds": 20.0,
-             "products": 0}
+             "products": 0, "held_out": 2000, "used": 10_000}
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", {"made by": "bench/report.py"})
         run.begin()

@@ -1,35 +1,62 @@
-"""Debian's Chromium, driven by playwright, for pages that must work as a person sees them."""
+"""Debian's Chromium, driven by playwright, for pages that must work as a person sees them.
+
+As a script it gets the browser where that can be done without asking, and says what to run elsewhere.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
+import sys
 from pathlib import Path
 
 import pytest
 
-INSTALL = "apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core"
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# libatomic1 is for playwright's driver, which comes without it.
+INSTALL = "apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core libatomic1"
 # No sandbox, because containers run as root; nothing in the background, because a page must not need a network.
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]
 
 
+def found():
+    """The path of a Chromium, or None."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def missing():
+    """What keeps the pages from being tested here, with what to run; an empty string if nothing does."""
+    lacks = []
+    if found() is None:
+        lacks.append("there is no Chromium")
+    driver = subprocess.run([sys.executable, "-m", "playwright", "--version"], capture_output=True, text=True,
+                            check=False)
+    if driver.returncode != 0:
+        lacks.append(f"playwright's driver does not start ({driver.stderr.strip().splitlines()[-1]})")
+    return f"the report page is tested in a browser, and {' and '.join(lacks)}. Run: sudo sh -c '{INSTALL}'" if (
+        lacks) else ""
+
+
 def chromium():
-    """The path of a Chromium; it is installed where that can be done without asking, and demanded elsewhere."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    lock = Path(tempfile.gettempdir()) / f"headway-browser-{os.getuid()}.lock"
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # several test processes may arrive here at once
-        found = next((path for name in names if (path := shutil.which(name))), None)
-        if found is None and os.getuid() == 0 and shutil.which("apt-get"):
-            subprocess.run(["sh", "-c", INSTALL], capture_output=True, check=False)
-            found = shutil.which("chromium")
-    if found is None:
-        pytest.fail(f"the pages are tested in a real browser, and there is none. Run: sudo sh -c '{INSTALL}'")
-    return found
+    """The path of a Chromium; where none can be had the test is skipped, and says what to run."""
+    lacking = missing()
+    if lacking:
+        pytest.skip(lacking)
+    return found()
+
+
+def install():
+    """Get what is missing as root on Debian; elsewhere say what to run, and let the other tests go on."""
+    if not missing():
+        return
+    if os.getuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["sh", "-c", INSTALL], stdout=subprocess.DEVNULL, check=True,
+                       env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+    lacking = missing()
+    if lacking:
+        sys.stderr.write(f"Tests of the page will be skipped: {lacking}\n")
 
 
 class Visit:
@@ -50,3 +77,7 @@ class Visit:
 
     def __exit__(self, *_):
         self.context.close()
+
+
+if __name__ == "__main__":
+    install()

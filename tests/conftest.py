@@ -1,3 +1,5 @@
+import os
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -8,8 +10,19 @@ from headway.core.checks import InputError
 
 torch.set_num_threads(1)
 
-settings.register_profile("ci", deadline=None, print_blob=True, derandomize=False, max_examples=25)
-settings.load_profile("ci")
+# Properties are checked on the same examples every time, so that a run says something about the change; make fuzz
+# draws new ones, up to a number of examples and a time.
+FUZZ = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+settings.register_profile("test", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=max(FUZZ, 1))
+settings.load_profile("fuzz" if FUZZ else "test")
+END = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "inf"))
+
+
+def pytest_runtest_setup(item):
+    """In make fuzz no property is begun once the time is up."""
+    if time.monotonic() > END:
+        pytest.skip("the time of make fuzz is up")
 
 
 @pytest.fixture(scope="session")

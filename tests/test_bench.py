@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.docs
 BENCH = Path(__file__).parent.parent / "bench"
 TINY = {"heads": 2, "width": 16}
 SMALL = {  # constants of the script, for a run of seconds
@@ -36,15 +38,23 @@ SMALL = {  # constants of the script, for a run of seconds
     "adam_tuning": {},
     "gpu_check": {"CASES": [(2, 8, 4, 8, 600)]},
     "report": {"HEADS": 2, "WIDTH": 8, "VISITS": 1},
+    "zoo": {"FRESH_SEEDS": (100,), "INSTANCES": ["generic"], "LEARNERS": ("starts",), "SECONDS": 4.0},
 }
+WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"]}
+SAID = {  # sentences of README and docs that are made from what the script records
+    "speed": ["speed"], "rank": ["rank"], "success": ["success"], "few": ["few"], "noise": ["noise"],
+    "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
+    "guarantee": ["posterior", "risk"], "report": ["page"]}
 LEFT = {"adam_tuning": "a search over settings whose outcome is kept; it has no numbers to make smaller"}
 
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
-    """Run a script's main with other constants; what it would have recorded."""
+    """Run a script's main with other constants; the records it wrote, by name."""
     monkeypatch.syspath_prepend(str(BENCH))
-    kept = []
+    results = tmp_path / "results"
+    for module in ("common", "pages"):  # nothing is written to the repository
+        monkeypatch.setattr(importlib.import_module(module), "RESULTS", results)
 
     def go(name, constants, *words):
         script = importlib.import_module(name)
@@ -52,36 +62,90 @@ def bench(monkeypatch, tmp_path):
         for constant, value in constants.items():
             assert hasattr(script, constant), f"bench/{name}.py has no {constant}"
             monkeypatch.setattr(script, constant, value)
-        elsewhere = {"record": lambda *told: kept.append(told), "RESULTS": tmp_path,
-                     "trained_folder": lambda: tmp_path / "trained"}
-        for what, other in elsewhere.items():  # nothing is written to the repository
+        results.mkdir(exist_ok=True)
+        for what, other in {"RESULTS": results, "trained_folder": lambda: tmp_path / "trained"}.items():
             if hasattr(script, what):
                 monkeypatch.setattr(script, what, other)
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
         script.main()
-        return kept
+        return {path.stem: json.loads(path.read_text()) for path in results.glob("*.json")}
 
     threads = torch.get_num_threads()
     yield go
     torch.set_num_threads(threads)
 
 
+def positive(*values):
+    return all(0 < value < 1e4 for value in values)
+
+
+def every(rows, **wanted):
+    return rows and all(row[key] == value for row in rows for key, value in wanted.items())
+
+
+EXPECTED = {  # what a small run must have found: script -> record -> of its summary and rows
+    "speed": {"speed": lambda s, r: r[0]["heads found"] == 4 and s["worst head error"] < 1e-12 and positive(
+        r[0]["learn, s"], r[0]["Adam, s"], r[0]["ratio"], r[0]["its ratio"])},
+    "rank": {"rank": lambda s, r: every(r, status="recovered") and r[0]["rank found"] == 8
+             and s["worst head error"] < 1e-12},
+    "success": {"success": lambda s, r: len(r) == 2 and s["recovered to 1e-8"] == s["head count right"] == 1.0},
+    "few": {"few": lambda s, r: len(r) == 2 and s["recovered to 1e-8, m given"] == 1.0
+            and s["flattering statuses"] == 0},
+    "noise": {"noise": lambda s, r: s["called noise"] == 1.0 and 0.5 < s["largest ratio"] < 1.5
+              and 0.008 < r[0]["noise estimated"] < 0.012},
+    "memory": {"memory": lambda s, r: (s["status"], s["heads found"]) == ("recovered", 2) and positive(
+        s["peak of make and learn, GiB"], s["examples on disk, GiB"]) and s["worst head error"] < 1e-9},
+    "modules": {"modules": lambda s, r: every(r, heads=8) and s["largest difference of outputs"] < 1e-9},
+    "sculpt": {"sculpt": lambda s, r: s == {"m1-d8-k2": "1 of 1 (wanted 1)"} and r[0]["after polish"] < 1e-9},
+    "cost": {"cost": lambda s, r: {row["method"] for row in r} == {"moments", "sculpt"} and positive(
+        *(row["examples"] for row in r), *(row["seconds"] for row in r))},
+    "coverage": {"coverage": lambda s, r: len(r) == 6 and all(0 <= row["covered"] <= 1 for row in r),
+                 "radius": lambda s, r: every(r, decided="yes", inside=True, **{"planted error": "no"})},
+    "certify_large": {"certify_large": lambda s, r: s["holds"] == "yes" and positive(
+        r[0]["parameters"], s["seconds"])},
+    "mixture": {"mixture": lambda s, r: {row["heads"] for row in r} == {1, 2} and all(
+        0 < row["training loss"] < 1 and 0 <= row["test error"] <= 1 for row in r)},
+    "planted": {"planted": lambda s, r: {row["heads"] for row in r} == {1} and all(
+        0 < row["training loss"] < 1 and 0 <= row["test error"] <= 1 for row in r)},
+    "guarantee": {"guarantee_training": lambda s, r: every(r, **{"descent held": True}) and r[0]["ratio"] > 1,
+                  "guarantee": lambda s, r: all(row["risk bound"] > row["training loss"] > 0 for row in r)},
+    "selecting": {"selecting": lambda s, r: positive(s["least factor, normalized"], s["least factor, Polyak"])
+                  and {row["seed"] for row in r} == {0}},
+    "baselines": {"baselines": lambda s, r: set(s) == {"adam", "lbfgs"} and all(
+        row["mean error"] > 0 for row in r)},
+    "trained": {"trained": lambda s, r: {row["task"] for row in r} == {"histogram", "recall"} and all(
+        0 <= row["answers right"] <= 1 for row in r)},
+    "report": {"report": lambda s, r: positive(s["page, MB"], s["seconds to open it, median"])},
+    "zoo": {"zoo_fresh": lambda s, r: every(r, instance="generic", seed=100, success=True)
+            and s["starts, successes"] == s["starts, runs"] == 1},
+}
+
+
 @pytest.mark.parametrize("name", sorted(set(SMALL) - set(LEFT)))
 def test_a_benchmark_runs_in_small(name, bench, capsys):
-    told = bench(name, SMALL[name], *(["cpu"] if name == "gpu_check" else []))
+    told = bench(name, SMALL[name], *WORDS.get(name, []))
     if name == "gpu_check":
         assert "Recovered" in capsys.readouterr().out  # it prints, for a machine that keeps no results
         return
-    assert told, "it recorded nothing"
-    for _, command, summary, rows in told:
-        assert command.startswith(f"python bench/{name}.py")
-        json.dumps([summary, rows])
-        assert summary or rows
+    assert set(told) == set(EXPECTED[name])
+    for stem, found in EXPECTED[name].items():
+        kept = told[stem]
+        assert kept["command"].startswith(f"python bench/{name}.py")
+        assert re.fullmatch(r"[0-9a-f]{12}(\+changes)?|unknown", kept["commit"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept["date"])
+        assert "CPU threads" in kept["machine"]
+        assert {"python", "torch", "headway"} <= set(kept["versions"])
+        assert found(kept["summary"], kept["rows"]), (kept["summary"], kept["rows"])
+    claims = importlib.import_module("claims")
+    for claim in SAID.get(name, []):
+        assert re.search(r"\d", getattr(claims, claim)())  # the sentence finds the columns it speaks of
 
 
 def test_every_benchmark_is_among_them():
-    scripts = {path.stem for path in BENCH.glob("*.py")} - {"common", "encoder", "real", "swap"}
+    others = {"common", "encoder", "real", "swap", "all", "pages", "claims"}
+    scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
+    assert set(EXPECTED) == set(SMALL) - set(LEFT) - {"gpu_check"}
 
 
 def small_encoder(folder, width=64, heads=4, blocks=2):
@@ -130,11 +194,13 @@ class Words:
 
 def test_an_encoders_layers_are_learned_and_put_back(bench, tmp_path, monkeypatch):
     small_encoder(tmp_path / "model")
-    ((_, _, summary, rows),) = bench(
+    found = bench(
         "real", {"HEADS": 4, "LENGTH": 16, "PROBE": 2}, "--model", tmp_path / "model", "--device", "cpu",
-        "--layers", 1, "--count", 4000, "--rates", 1e-3, "--adam", 0.1, "--keep", tmp_path / "kept")
-    assert summary["recovered to 1e-6"] == 1
-    assert rows[0]["heads found"] == 4
+        "--layers", 1, "--count", 4000, "--rates", 1e-3, "--adam", 0.1, "--keep", tmp_path / "kept")["real_cpu"]
+    assert found["summary"]["recovered to 1e-6"] == 1
+    assert found["rows"][0]["heads found"] == 4
+    assert "CPU threads" in found["machine"]
     monkeypatch.setitem(sys.modules, "tokenizers", types.SimpleNamespace(Tokenizer=Words))
     told = bench("swap", {}, tmp_path / "kept", "--model", tmp_path / "model")
-    assert told[-1][2]["largest 1 − cosine"] < 1e-16
+    assert [row["layers replaced"] for row in told["swap"]["rows"]] == ["1", "all"]
+    assert 0 <= told["swap"]["summary"]["largest 1 − cosine"] < 1e-16

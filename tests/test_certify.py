@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,11 +14,19 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 import headway as hw
-from headway.certificates import held_out, identify
-from headway.certificates.held_out import Errors, errors, mean_claim, quantile_claim
+from headway.certificates import held_out, identify, report, rounding
+from headway.certificates.held_out import (
+    Errors,
+    binomial_below,
+    binomial_quantile,
+    errors,
+    mean_claim,
+    quantile_claim,
+)
 from headway.certificates.identify import identifiability
-from headway.certificates.jacobian import dense_blocks, gram, sample
+from headway.certificates.jacobian import dense_blocks, gram, low_ranks, sample
 from headway.certificates.radius import error_bars, lipschitz, radius
+from headway.certificates.scaled import Scaled
 from headway.core import attention
 from headway.core.examples import write
 from headway.linalg.krylov import lanczos, lanczos_error
@@ -248,17 +258,118 @@ def test_the_cause_of_a_free_direction_is_named(monkeypatch, name, words, dense)
         assert claim.numbers["free_directions"] >= 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_products_decide_what_the_dense_matrix_decides(monkeypatch, dtype):
+def test_products_decide_what_the_dense_matrix_decides(monkeypatch):
     layer, data = instance(7, width=5, key_bias=True)
     assert judged(layer, data).holds == "yes"
     monkeypatch.setattr(identify, "DENSE", 0)
-    claim = judged(layer, data, dtype=dtype)
+    claim = judged(layer, data)
     assert claim.holds == "yes", claim
-    assert 0 < claim.numbers["lower_bound"] <= claim.numbers["least_ritz_value"]
-    short = judged(layer, data, steps=4, dtype=dtype)
+    assert 0 < claim.numbers["lower_bound"] < claim.numbers["least_ritz_value"] - claim.numbers["rounding"]
+    short = judged(layer, data, steps=4)
     assert short.holds == "undecided"
-    assert "would decide" in short.reason
+    assert "could decide" in short.reason
+    assert "known to be at most" in short.reason, "a Ritz value is an upper bound"
+
+
+def test_what_rounding_could_have_made_is_never_a_yes(monkeypatch):
+    """The same layer and examples in float32: the bound is positive, and so is what rounding may add to it."""
+    layer, data = instance(7, width=5, key_bias=True)
+    monkeypatch.setattr(identify, "DENSE", 0)
+    claim = judged(layer, data, dtype=torch.float32)
+    assert claim.holds == "undecided"
+    assert claim.numbers["least_ritz_value"] < claim.numbers["rounding"]
+    assert "rounded by up to" in claim.reason
+
+
+def ranked(dtype=torch.float64):
+    """A layer whose heads have ranks 1 and 2, as a sample in these ranks."""
+    layer, data = instance(7, width=6)
+    U, s, Vh = torch.linalg.svd(layer.Theta)
+    s[0, 1:], s[1, 2:] = 0.0, 0.0
+    layer = replace(layer, Theta=U @ torch.diag_embed(s) @ Vh)
+    data = hw.Examples(data.X, layer(data.X))
+    return layer, data, sample(layer, data, 60, dtype, low_ranks(layer))
+
+
+def dense_operator(operator, like):
+    """The matrix of a map of tensors, in float64."""
+    basis = torch.eye(like.numel(), dtype=like.dtype).view(-1, *like.shape)
+    return torch.stack([operator(v).flatten() for v in basis]).double()
+
+
+def test_lanczos_lives_in_the_tangent_space_and_counts_its_dimension(monkeypatch):
+    """The bound's dimension, that of the space the operator acts on, and that of the matrices of ranks 1 and 2."""
+    layer, data, found = ranked()
+    calls, sizes = [], []
+
+    def kept(apply, start, steps, enough=None):
+        calls.append((apply, start))
+        return lanczos(apply, start, steps, enough)
+
+    def counted(steps, size, confidence):
+        sizes.append(size)
+        return lanczos_error(steps, size, confidence)
+
+    monkeypatch.setattr(identify, "lanczos", kept)
+    monkeypatch.setattr(identify, "lanczos_error", counted)
+    claim = identifiability(layer, data, found, 0.99, torch.Generator().manual_seed(0), 10)
+    dimension = 1 * (6 + 6 - 1) + 2 * (6 + 6 - 2)
+    for apply, start in calls:
+        values, vectors = torch.linalg.eigh(dense_operator(apply, layer.Theta))
+        acted_on = values > 1e-10 * values[-1]
+        assert int(acted_on.sum()) == dimension < layer.Theta.numel()
+        outside = vectors[:, ~acted_on].T @ start.flatten()
+        assert float(outside.norm()) < 1e-10 * float(start.norm()), "the start lies where the operator acts"
+    assert set(sizes) == {dimension}
+    assert claim.numbers["dimension"] == found.theta_unknowns == dimension
+    assert "rank at most 1, 2, head by head" in claim.statement
+
+
+def test_the_bound_is_below_the_least_eigenvalue_on_the_tangent_space():
+    layer, data, found = ranked()
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        claim = identifiability(layer, data, found, 0.99, generator, 200)
+        operator = Scaled(found, torch.Generator().manual_seed(seed))
+        values = torch.linalg.eigvalsh(dense_operator(operator, layer.Theta))
+        least = float(values[-found.theta_unknowns])
+        assert float(values[-found.theta_unknowns - 1]) < 1e-12 < least, "zero off the tangent space, only there"
+        assert 0 < claim.numbers["lower_bound"] <= least <= claim.numbers["least_ritz_value"] * (1 + 1e-9)
+        assert claim.holds == "yes", claim
+
+
+def test_the_operator_is_the_schur_complement_of_the_dense_normal_matrix():
+    """At a layer that did not make the labels: the Jacobian is that of the layer, whatever they are."""
+    layer, data = instance(7, width=5)
+    found = sample(layer, data, 60, torch.float64)
+    other = replace(found, layer=replace(found.layer, W=2 * layer.W.flip(0)))
+    N, _ = gram(other)
+    t = layer.Theta.numel()
+    schur = N[:t, :t] - N[:t, t:] @ torch.linalg.solve(N[t:, t:], N[t:, :t])
+    operator = Scaled(other, torch.Generator().manual_seed(0))
+    here = dense_operator(operator.products.curvature, layer.Theta)
+    torch.testing.assert_close(here, schur, rtol=1e-9, atol=1e-9 * float(schur.abs().max()))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_float32_differs_from_float64_by_less_than_the_rounding_claimed(seed):
+    """Products and dense normal matrices: the bounds hold of errors that can be seen."""
+    layer, data = instance(seed, width=5, key_bias=True)
+    fine, rough = (sample(layer, data, 40, dtype) for dtype in (torch.float64, torch.float32))
+    one, other = (Scaled(found, torch.Generator().manual_seed(seed)) for found in (fine, rough))
+    for name in ("left", "right", "along", "stretch"):
+        setattr(other, name, getattr(one, name).float())
+    v = torch.nn.functional.normalize(one.start(torch.Generator().manual_seed(9)).flatten(), dim=0)
+    v = v.view_as(layer.augmented)
+    largest, known = (float(torch.linalg.eigvalsh(dense_operator(apply, layer.augmented))[-1])
+                      for apply in (one, one.given_w))
+    away = float((one(v) - other(v.float()).double()).norm())
+    assert 1e-9 < away <= other.rounding.ritz(1, largest, known)
+    N, K = gram(fine)[0], gram(rough)[0]
+    scale = N.diagonal().rsqrt()
+    away = float(torch.linalg.matrix_norm((N - K) * scale[:, None] * scale[None, :], 2))
+    top = float(torch.linalg.eigvalsh(N * scale[:, None] * scale[None, :])[-1])
+    assert 1e-9 < away <= rounding.dense(rough, scale.float(), top)
 
 
 def test_products_see_a_free_direction_nobody_named(monkeypatch):
@@ -373,6 +484,75 @@ def test_low_rank_is_claimed_as_such_and_needs_fewer_examples():
     assert claim.holds == "yes", claim
     assert "rank at most 4" in claim.statement
     assert claim.numbers["parameters"] == 4 * 4 * (25 + 24 - 4) + 4 * 24**2
+
+
+def test_one_sequence_that_was_learned_from_is_enough_to_refuse(refused):
+    """A subset, in another order, precision or filling, beside fresh ones: however it is told what was seen."""
+    layer, data = instance(15, width=6, count=600, length=6)
+    fresh = hw.draw(layer, count=40, length=6, seed=5)
+    mixed = hw.Examples(torch.cat([fresh.X[:30], data.X[[500, 3]], fresh.X[30:]]),
+                        torch.cat([fresh.Y[:30], data.Y[[500, 3]], fresh.Y[30:]]))
+    zeros = torch.zeros(len(mixed), 2, 6)
+    longer = hw.Examples(torch.cat([mixed.X.float(), zeros], 1), torch.cat([mixed.Y.float(), zeros + 7], 1),
+                         torch.tensor([[False] * 6 + [True] * 2]).expand(len(mixed), 8))
+    known = data.hashes()
+    for seen in (data, known, torch.from_numpy(known), set(known.tolist())):
+        for examples in (mixed, longer):
+            with refused("examples", "did not use", "2 of 42 sequences", "index 30"):
+                hw.certify(layer, examples, seen=seen)
+        assert hw.certify(layer, fresh, seen=seen).claims
+    with refused("examples", "600 of 600"):
+        hw.certify(layer, data, seen=data)
+    assert hw.certify(layer, fresh, seen=set()).claims
+    with refused("seen", "hashes()"):
+        hw.certify(layer, fresh, seen=[0.5])
+
+
+def test_the_parameters_counted_are_the_parameters_told(monkeypatch):
+    """A layer beyond the dense limit whose low rank leaves fewer unknowns than the limit: the message is about the
+    layer. And one of just as many parameters as the limit is not refused."""
+    layer, data = instance(14, width=6, rank=2, key_bias=True)
+    whole = 2 * 7 * 6 + 2 * 6**2
+    for module in (identify, report):
+        monkeypatch.setattr(module, "DENSE", whole - 1)
+    found = hw.certify(layer, data)
+    assert found["identifiability"].numbers["parameters"] < identify.DENSE
+    for name in ("distance to the truth", "error bars"):
+        assert re.search(r"has (\d+) parameters", found[name].reason).group(1) == str(whole)
+    for module in (identify, report):
+        monkeypatch.setattr(module, "DENSE", whole)
+    found = hw.certify(layer, data)
+    assert found["identifiability"].numbers["parameters"] == whole
+    assert "parameters" not in found["distance to the truth"].reason
+
+
+def test_a_verdict_is_a_word_and_neither_true_nor_false():
+    claim = hw.Claim("sun", "It shines", "none", "no", "clouds")
+    assert claim.holds is hw.Verdict.NO
+    assert claim.holds == "no" != "yes"
+    assert f"{claim.holds} {claim}" == "no sun: no. It shines: clouds."
+    assert json.dumps({"holds": claim.holds}) == '{"holds": "no"}'
+    assert {"no": 1}[claim.holds] == 1
+    for use in (bool, lambda v: not v, lambda v: v and 1):
+        with pytest.raises(TypeError, match="established"):
+            use(claim.holds)
+    with pytest.raises(ValueError, match="perhaps"):
+        hw.Claim("sun", "It shines", "none", "perhaps", "clouds")
+    certificate = hw.Certificate((claim, replace(claim, name="moon", holds="yes"),
+                                  replace(claim, name="rain", holds=hw.Verdict.UNDECIDED)), 0.99, {})
+    assert [certificate.established(name) for name in ("sun", "moon", "rain")] == [False, True, False]
+    with pytest.raises(KeyError, match="no claim 'wind'"):
+        certificate.established("wind")
+
+
+@given(n=st.integers(1, 5000), fraction=st.floats(1e-4, 0.9), p=st.floats(1e-4, 0.9999))
+def test_the_binomial_is_that_of_scipy_stats(n, fraction, p):
+    k = binomial_quantile(p, n, 1 - fraction)
+    for at in (k, n // 2, 0, n):
+        expected = binom.cdf(at, n, 1 - fraction)
+        assert binomial_below(at, n, 1 - fraction) == pytest.approx(expected, rel=0, abs=1e-12)
+    assert binom.cdf(k, n, 1 - fraction) >= p - 1e-12
+    assert k == 0 or binom.cdf(k - 1, n, 1 - fraction) < p + 1e-12
 
 
 def test_bad_input_is_refused(refused):

@@ -12,19 +12,20 @@ import time
 
 import pytest
 import torch
+from tests.commands import headway
 
 import headway as hw
-from headway.cli.main import OPTIONS
-from headway.core.examples import write
+from headway.core.examples import Examples, write
 from headway.core.layer import load_layer, save_layer
 from headway.runs.store import Run
 
 SMALL = ["--heads", "2", "--width", "6", "--length", "5", "--count", "240"]
 
 
-def headway(*words, **more):
-    return subprocess.run([sys.executable, "-m", "headway", *map(str, words)], capture_output=True, text=True,
-                          timeout=120, check=False, **more)
+def apart(*words):
+    """The command line in a process of its own, with as many threads as the tests."""
+    return subprocess.Popen([sys.executable, "-m", "headway", *map(str, words)], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,8 @@ def test_make_learn_show(data, tmp_path):
     assert result["status"] == "recovered"
     assert result["stats"]["heads"] == 2
     assert "Recovered to the floor" in done.stderr
-    assert {p.name for p in run.iterdir()} == {"config.json", "stages", "layer.safetensors", "manifest.json"}
+    assert {p.name for p in run.iterdir()} == {"config.json", "stages", "layer.safetensors", "manifest.json",
+                                              "seen.safetensors"}
     config = json.loads((run / "config.json").read_text())
     assert config["options"]["heads"] == "auto"
     assert config["options"]["seed"] == 0
@@ -168,10 +170,22 @@ def test_a_run_folder_in_use_is_refused(data, tmp_path):
 
 
 def test_usage_errors_exit_2():
-    assert headway("learn").returncode == 2
-    assert headway("nonsense").returncode == 2
-    assert headway("show", "/nowhere/at/all").returncode == 2
+    for words, said in ((["learn"], "EXAMPLES and --out RUN"), (["nonsense"], "No such command 'nonsense'"),
+                        (["show", "/nowhere/at/all"], "expected a run folder"),
+                        (["make"], "Missing argument")):
+        done = headway(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in " ".join(done.stderr.split())
     assert headway("--help").returncode == 0
+
+
+def test_a_process_of_its_own_ends_as_the_commands_here_do():
+    process = apart("show", "/nowhere/at/all")
+    out, told = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
+    here = headway("show", "/nowhere/at/all")
+    assert (here.returncode, here.stdout, here.stderr) == (2, "", told)
+    assert told.startswith("headway: ")
 
 
 class Killed(BaseException):
@@ -209,16 +223,16 @@ def test_resume_after_a_real_kill(tmp_path):
     done = headway("make", tmp_path / "data", "--heads", 3, "--width", 24, "--length", 8, "--count", 1200,
                    "--noise", "0.01")
     assert done.returncode == 0, done.stderr
-    words = [sys.executable, "-m", "headway", "learn", str(tmp_path / "data"), "--out"]
-    reference = subprocess.run([*words, str(tmp_path / "whole")], capture_output=True, check=False, timeout=120)
+    reference = headway("learn", tmp_path / "data", "--out", tmp_path / "whole")
     assert reference.returncode == 0, reference.stderr
-    process = subprocess.Popen([*words, str(tmp_path / "cut")], stderr=subprocess.DEVNULL)
+    process = apart("learn", tmp_path / "data", "--out", tmp_path / "cut")
     stages = tmp_path / "cut" / "stages"
     patience = time.monotonic() + 60
     while not (stages.exists() and any(stages.iterdir())) and time.monotonic() < patience:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "cut" / "manifest.json").exists(), "killed too late to show anything"
     unfinished = headway("show", tmp_path / "cut")
     assert unfinished.returncode == 2
@@ -234,12 +248,12 @@ def test_resume_after_a_real_kill(tmp_path):
 def test_resume_refuses_other_examples(data, tmp_path):
     layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
     write(tmp_path / "data", [hw.draw(layer, count=60, length=4, seed=1)])
-    options = dict.fromkeys(OPTIONS)
-    run = Run.create(tmp_path / "run", {"examples": str(tmp_path / "data"), "digest": "0" * 64, "options": options})
-    run.begin()
-    done = headway("learn", "--resume", tmp_path / "run")
+    assert headway("learn", tmp_path / "data", "--out", tmp_path / "run").returncode == 0
+    (tmp_path / "run" / "manifest.json").unlink()  # as if it had been killed
+    done = headway("learn", "--resume", tmp_path / "run", "--examples", data)
     assert done.returncode == 2
-    assert "the examples this run began with" in " ".join(done.stderr.split())
+    assert "the examples" in done.stderr
+    assert "other ones (digest" in " ".join(done.stderr.split())
 
 
 def test_certify_writes_a_certificate_and_answers_with_its_exit_code(tmp_path):
@@ -255,6 +269,9 @@ def test_certify_writes_a_certificate_and_answers_with_its_exit_code(tmp_path):
     said = json.loads(good.stdout)
     assert said["holds"]["identifiability"] == "yes"
     assert said["failed"] == []
+    assert set(said["reasons"]) == set(said["statements"]) == set(said["holds"])
+    assert "parameters are determined" in said["statements"]["identifiability"]
+    assert "singular value" in said["reasons"]["identifiability"]
     stored = json.loads((tmp_path / "run" / "certificate.json").read_text())
     assert {claim["name"] for claim in stored["claims"]} == set(said["holds"])
     assert all(claim["assumption"] for claim in stored["claims"])
@@ -262,12 +279,16 @@ def test_certify_writes_a_certificate_and_answers_with_its_exit_code(tmp_path):
     strict = headway("certify", tmp_path / "run", "--examples", tmp_path / "fresh", "--require", "held-out mean")
     assert strict.returncode == 1
     assert "Not established: held-out mean" in strict.stderr
+    learned_from = Examples.open(tmp_path / "e").take([9])
+    write(tmp_path / "mixed", [Examples(torch.cat([fresh.X[:5], learned_from.X]),
+                                        torch.cat([fresh.Y[:5], learned_from.Y]))])
     for words, message in (
-        (["--examples", tmp_path / "e"], "did not use"), (["--examples", tmp_path / "nothing"], "Try"),
+        (["--examples", tmp_path / "e"], "did not use"), (["--examples", tmp_path / "mixed"], "1 of 6 sequences"),
+        (["--examples", tmp_path / "nothing"], "Try"),
         (["--examples", tmp_path / "fresh", "--require", "beauty"], "held-out quantile")):
         bad = headway("certify", tmp_path / "run", *words)
         assert bad.returncode == 2
-        assert message in bad.stderr
+        assert message in " ".join(bad.stderr.split())
 
 
 def test_a_certificate_of_another_layer_is_not_believed(tmp_path):

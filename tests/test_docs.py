@@ -1,11 +1,13 @@
 """What README and documentation show runs: code in order, commands in a folder of their own, gallery, figure.
 
-Benchmarks are run in small by test_bench.py.
+What takes seconds is marked docs and run by make check-docs; benchmarks are run in small by test_bench.py.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -45,6 +47,7 @@ def run(line):
     assert code == expected, (line, result.output, result.exception)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -95,8 +98,9 @@ def world(tmp_path_factory):
     """A folder with what the placeholders of the documentation stand for."""
     base = tmp_path_factory.mktemp("world")
     layer = hw.AttentionLayer.random(heads=2, width=8, seed=0)
-    for name, count, seed in (("EXAMPLES", 30_000, 1), ("FRESH", 800, 2)):
-        write(base / name, [hw.draw(layer, count=count, length=2, seed=seed)], truth=layer)
+    # Of two ±1 tokens there are few: fresh ones are longer, or some would be those that were learned from.
+    for name, count, length, seed in (("EXAMPLES", 30_000, 2, 1), ("FRESH", 800, 4, 2)):
+        write(base / name, [hw.draw(layer, count=count, length=length, seed=seed)], truth=layer)
     before = Path.cwd()
     os.chdir(base)
     try:
@@ -109,6 +113,8 @@ def world(tmp_path_factory):
     return base
 
 
+@pytest.mark.docs
+@pytest.mark.xdist_group("world")  # in one process, which makes the world once
 @pytest.mark.parametrize("line", INLINE)
 def test_a_command_in_a_sentence_runs(line, world, tmp_path, monkeypatch):
     for path in world.iterdir():  # each command finds the same world
@@ -127,25 +133,90 @@ def test_a_command_in_a_sentence_runs(line, world, tmp_path, monkeypatch):
 # -- what make and python do ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"make (demo|test|bench|docs|clean)", WORDS))))
-def test_a_make_target_exists(target):
-    # CI runs `make test`; the others name commands that tests run: headway demo, the benchmarks, the gallery.
-    said = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    wanted = {"demo": "headway demo", "test": "pytest", "bench": "bench/$name.py", "docs": "sphinx", "clean": "rm"}
-    assert wanted[target] in said
+TARGETS = {  # what each is for, as the words of its recipe
+    "demo": ["headway demo"], "test": ["ruff check", "mypy", "-m pytest", '-m "not docs"'],
+    "check-docs": ["-m pytest", "-m docs"], "fuzz": ["FUZZ_EXAMPLES", "FUZZ_SECONDS", "-m hypothesis"],
+    "docs": ["sphinx -W"], "bench": ["bench/all.py"], "clean": ["rm -rf"]}
 
 
-@pytest.mark.parametrize("script", sorted(set(re.findall(r"python (bench/\w+\.py)", WORDS))))
-def test_the_benchmarks_named_exist_and_have_results(script):
-    assert (ROOT / script).exists()
-    name = Path(script).stem
-    if name != "gpu_check":
-        assert (ROOT / "bench" / "results" / f"{name}.json").exists(), f"run {script} and commit its results"
+def recipe(target, tmp_path):
+    """What make would do on a machine that has nothing yet."""
+    return subprocess.run(["make", "-n", target, f"VENV={tmp_path / 'none'}"], cwd=ROOT, capture_output=True,
+                          text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_make_target_does_what_is_said_of_it(target, tmp_path):
+    said = recipe(target, tmp_path)
+    for words in TARGETS[target]:
+        assert words in said
+
+
+def test_every_make_target_is_named_and_known():
+    assert set(re.findall(r"make ([a-z-]+)\b(?!:)", " ".join(re.findall(r"`[^`]+`", WORDS)))) <= set(TARGETS)
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)[1].split()
+    assert set(phony) == set(TARGETS)
+    for target in TARGETS:
+        assert f"make {target}" in WORDS, f"no page says what make {target} is for"
+
+
+def test_each_target_installs_its_own_part_and_no_more(tmp_path):
+    installed = {target: re.findall(r"-e '?\.(\[\w+\])?", recipe(target, tmp_path)) for target in TARGETS}
+    assert installed["demo"] == [""]
+    assert installed["test"] == installed["fuzz"] == installed["bench"] == ["", "[test]"]
+    assert installed["check-docs"] == ["", "[test]", "[docs]"]
+    assert installed["docs"] == ["", "[docs]"]
+    assert installed["clean"] == []
+    for target in ("demo", "docs"):
+        assert "browser.py" not in recipe(target, tmp_path)
+    said = recipe("test", tmp_path)
+    assert said.index("tests/browser.py") < said.index("-m pytest"), "the browser is there before any test runs"
+
+
+def test_continuous_integration_runs_tests_documentation_and_site():
+    said = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
+    assert said == ["make test", "make check-docs", "make docs"]
+
+
+@pytest.mark.docs
+def test_pinned_versions_install_on_the_first_python_that_is_promised():
+    # Marked docs, because there the packages of make docs are installed beside those of make test.
+    promised = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert f"Python {promised} or later" in (ROOT / "README.md").read_text()
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.M))
+    checked = 0
+    for name, version in pinned.items():
+        try:
+            found = importlib.metadata.metadata(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if found["Version"].split("+")[0] == version:
+            least = re.search(r">=\s*([\d.]+)", found.get("Requires-Python", ">=3"))[1]
+            assert tuple(map(int, least.split("."))) <= (*map(int, promised.split(".")), 0), (
+                f"{name} {version} needs Python {least}")
+            checked += 1
+    assert checked > 50
+
+
+def test_the_numbers_of_a_benchmark_are_kept_under_the_command_that_is_shown():
+    shown = {" ".join(words.split()) for words in re.findall(r"`(python bench/[^`]+)`", WORDS)}
+    assert len(shown) > 15
+    kept = {}
+    for path in (ROOT / "bench" / "results").glob("*.json"):
+        result = json.loads(path.read_text())
+        kept[result["command"]] = result
+    for command in shown:
+        assert (ROOT / command.split()[1]).exists(), command
+        if Path(command.split()[1]).stem in ("gpu_check", "all", "pages"):  # these measure nothing of their own
+            continue
+        assert command in kept, f"run {command} and commit its results"
+        assert kept[command]["summary"] or kept[command]["rows"], f"{command} kept nothing"
 
 
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("plot_*.py"))
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_of_the_gallery_shows_what_it_asserts(script, capsys):
     import matplotlib.pyplot as plt
@@ -159,6 +230,7 @@ def test_an_example_of_the_gallery_shows_what_it_asserts(script, capsys):
     assert "assert " in script.read_text()
 
 
+@pytest.mark.docs
 def test_the_figure_is_drawn(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("figure", ROOT / "docs" / "figure.py")
     script = importlib.util.module_from_spec(spec)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import headway
 
 import headway as hw
 from headway.core import conditions
+from headway.core.files import write_json
 from headway.hardness import FAMILIES, family, low_degree, parity, parity_output, rounding, rounding_output
 from headway.hardness.secrets import rounded
 from headway.hardness.zoo import SUITES, instances, zoo
 from headway.racing import race
 
+ROOT = Path(__file__).parent.parent
 PAIRS = [(1, 8, 0), (2, 9, 1), (3, 12, 2)]
 
 
@@ -133,21 +136,36 @@ def test_the_zoo_has_distinct_names_and_buildable_layers():
     names = [one.name for one in zoo()]
     assert len(set(names)) == len(names)
     for suite in SUITES:
+        whole = {one.name: one for one in instances(suite)}
         for one in instances(suite, quick=True):
             layer = one.build(0)
             data = one.examples(layer, 0, 20)
             assert (len(data), data.length, data.width) == (20, one.length, layer.width)
-            assert {one.name} <= {other.name for other in instances(suite)} | {one.name}
+            same = whole[one.name]  # a name means one instance, in a quick race as in a whole one
+            assert replace(same, build=one.build) == one
+            assert torch.equal(same.build(0).Theta, layer.Theta)
+    for suite in ("floor", "dials", "heads"):
+        assert len(instances(suite, quick=True)) < len(instances(suite)), "quick is less"
     few = next(one for one in zoo() if one.name == "few")
     assert few.count < 50
 
 
-def test_trained_layers_learned_their_task_and_are_no_random_ones():
-    for name, heads in (("trained-histogram", 2), ("trained-recall", 3)):
-        layer = next(one for one in zoo() if one.name == name).build(0)
-        assert layer.heads == heads
-        assert layer.key_bias is not None
-        assert layer.offset is not None
+def test_trained_layers_are_those_that_learned_their_task():
+    rows = json.loads((ROOT / "bench" / "results" / "trained.json").read_text())["rows"]
+    assert [row["task"] for row in rows] == ["histogram", "recall"]
+    for row in rows:
+        layer = next(one for one in zoo() if one.name == f"trained-{row['task']}").build(0)
+        assert row["answers right"] > 0.99
+        assert (layer.heads, layer.width) == (row["heads"], row["width"])
+        # The stored layer is the one whose answers were counted.
+        assert float(layer.augmented.flatten(1).norm(dim=1).max()) == pytest.approx(row["largest ‖Θ‖"], rel=1e-9)
+        # And it is far from where such layers begin.
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            modules = [torch.nn.MultiheadAttention(layer.width, layer.heads, batch_first=True) for _ in range(5)]
+        begun = [hw.from_torch(module.double().eval()) for module in modules]
+        largest = max(float(one.Theta.flatten(1).norm(dim=1).max()) for one in begun)
+        assert float(layer.Theta.flatten(1).norm(dim=1).min()) > 1.2 * largest
 
 
 def test_one_run_is_judged_by_its_heads():
@@ -213,11 +231,7 @@ def test_crowded_heads_are_new_ones_for_every_seed():
     assert float(apart.min()) > 0.5
 
 
-def test_the_commands(tmp_path):
-    def headway(*words):
-        return subprocess.run([sys.executable, "-m", "headway", *map(str, words)], capture_output=True, text=True,
-                              timeout=120, check=False)
-
+def test_the_command_that_makes_hard_instances(tmp_path):
     done = headway("hard", "parity", tmp_path / "secret", "--size", 1, "--width", 8, "--count", 4000, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -226,13 +240,22 @@ def test_the_commands(tmp_path):
     assert len(hw.Examples.open(tmp_path / "secret")) == 4000
     assert headway("hard", "weak", tmp_path / "secret").returncode == 2, "nothing is overwritten"
     assert headway("hard", "strong", tmp_path / "other").returncode == 2
-    race_folder = tmp_path / "race"
-    done = headway("bench", race_folder, "--suite", "heads", "--learner", "moments", "--quick", "--seconds", 5,
+
+
+def test_the_command_that_races(tmp_path):
+    # Two of its three runs are there already, made in this process.
+    first, *others = race.tasks("heads", ["moments"], [0], 5.0, quick=True)
+    (tmp_path / "runs").mkdir()
+    for task in others:
+        write_json(tmp_path / "runs" / f"{task.name}.json", race.run(task))
+    done = headway("bench", tmp_path, "--suite", "heads", "--learner", "moments", "--quick", "--seconds", 5,
                    "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "runs" / f"{first.name}.json").read_text())["success"]
     assert json.loads(done.stdout)["figures"] == ["heads.png"]
-    assert (race_folder / "heads.png").stat().st_size > 5000
-    assert headway("bench", race_folder, "--suite", "zoos").returncode == 2
+    assert (tmp_path / "heads.png").stat().st_size > 5000
+    assert "| heads-4 | 1/1" in (tmp_path / "table.md").read_text()
+    assert headway("bench", tmp_path, "--suite", "zoos").returncode == 2
 
 
 def test_figures_of_a_race():
@@ -243,7 +266,9 @@ def test_figures_of_a_race():
     axis = plot.plot_phase(rows, "moments")
     assert [text.get_text() for text in axis.texts] == ["1/1"] * 3
     dials = [{**row, "where": {"weak": row["seconds"]}} for row in rows]
-    assert [line.get_label() for line in plot.plot_dial(dials, "weak").lines] == ["moments", "adam"]
+    lines = plot.plot_dial(dials, "weak").lines
+    assert [line.get_label() for line in lines] == ["moments", "adam"]
+    assert [set(line.get_ydata()) for line in lines] == [{1.0}, {0.0}], "a rate is drawn where it is"
     cost = plot.plot_cost(dials, "weak")
     assert cost.get_yscale() == "log"
     import matplotlib.pyplot as plt

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import zlib
 from dataclasses import replace
@@ -23,6 +22,7 @@ from axe_playwright_python.sync_playwright import Axe
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.browser import Visit
+from tests.commands import headway
 from typer.testing import CliRunner
 
 import headway as hw
@@ -36,6 +36,7 @@ from headway.report.story import PAPERS, command, gather
 from headway.runs.store import Run
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group("report")  # in one process, which makes the runs and pages once
 
 
 def invoke(*words, code=0):
@@ -300,7 +301,8 @@ def test_twelve_heads_of_width_384_stay_under_15_megabytes(tmp_path):
     truth = hw.AttentionLayer.random(heads=12, width=384, rank=32, seed=0)
     off = replace(truth, Theta=truth.Theta + 0.3 * torch.randn(truth.Theta.shape, dtype=torch.float64) / 384)
     run = Run.create(tmp_path / "run", {"command": "demo", "hidden_heads": 12, "width": 384, "seed": 0})
-    stats = {"rank": 32, "held_out_error": 1e-15, "examples": 40_000, "floor": 1000, "seconds": 9.0, "products": 1}
+    stats = {"rank": 32, "held_out_error": 1e-15, "examples": 40_000, "floor": 1000, "seconds": 9.0, "products": 1,
+             "held_out": 2000, "used": 9000}
     # The worst case for the size: a truth that agrees nowhere.
     run.finish(Fit(off, Status("recovered", "Recovered."), stats, ({"stage": "polish", "seconds": 9.0},)))
     save_layer(tmp_path / "truth.safetensors", truth)
@@ -327,8 +329,7 @@ def test_bad_folders_are_refused_with_a_sentence(runs, tmp_path):
                           (half, "a finished run"), (spoiled, "the file the manifest describes"),
                           (other, "results of kind")):
         before = sorted(folder.glob("*")) if folder.exists() else []
-        done = subprocess.run([sys.executable, "-m", "headway", "report", str(folder)], capture_output=True,
-                              text=True, check=False)
+        done = headway("report", folder)
         assert done.returncode == 2
         said = " ".join(done.stderr.split())
         for part in ("headway: ", "expected", words, "Try: "):

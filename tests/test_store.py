@@ -3,6 +3,7 @@ import os
 import pickle
 import stat
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -24,7 +25,11 @@ def layer(**options):
 
 def fit(**options):
     status = Status("noise", "The residual is label noise.", {"residual": 0.125, "floor": 1e-300})
-    return Fit(layer(**options), status, {"passes": 7, "seconds": 0.5}, ({"stage": "span", "gap": 2.5}, {}))
+    stats = {"held_out_error": 0.1, "examples": 90, "held_out": 9, "used": 81, "floor": 7, "products": 30,
+             "seconds": 0.5, "passes": 7}
+    trace = ({"stage": "span", "gap": 2.5, "heads": 2, "sequences": 81, "seconds": 0.25},
+             {"stage": "polish", "seconds": 0.25})
+    return Fit(layer(**options), status, stats, trace)
 
 
 def assert_same_layer(one, two):
@@ -222,11 +227,23 @@ def test_a_finished_run_gives_its_fit_back(tmp_path, mask):
     assert again.truth() is None
 
 
+def test_a_run_knows_the_sequences_it_was_learned_from(tmp_path, refused):
+    older = Run.create(tmp_path / "older", {"digest": "d" * 64})
+    older.finish(fit())
+    assert Run.open(older.path).seen() == "d" * 64, "a run from before hashes were kept has the digest"
+    run = Run.create(tmp_path / "run", {"digest": "d" * 64})
+    run.finish(fit(), np.array([5, -(2**63), 2**63 - 1]))
+    assert Run.open(run.path).seen().tolist() == [5, -(2**63), 2**63 - 1]
+    (run.path / store.SEEN).unlink()
+    with refused(str(run.path / store.SEEN), "manifest"):
+        Run.open(run.path).fit()
+
+
 def test_a_run_may_know_the_truth(tmp_path):
     run = Run.create(tmp_path / "run", {})
     run.begin()
     save_layer(run.path / "truth.safetensors", layer(seed=5))
-    run.finish(fit())
+    run.finish(fit(), np.arange(3))
     assert_same_layer(Run.open(run.path).truth(), layer(seed=5))
     assert set(run.manifest()["sha256"]) == set(store.FILES)
 

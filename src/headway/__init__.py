@@ -1,13 +1,19 @@
 """Headway learns a multi-head attention layer from examples of what it does, and says how sure it is."""
 
-from headway.certificates import certify
-from headway.core.checks import InputError
-from headway.core.convert import from_checkpoint, from_torch, from_weights, to_torch
-from headway.core.examples import Examples, draw
-from headway.core.layer import AttentionLayer
-from headway.core.match import Comparison, Match, compare, match
-from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status
-from headway.learning import learn
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headway.certificates import certify
+    from headway.core.checks import InputError
+    from headway.core.convert import from_checkpoint, from_torch, from_weights, to_torch
+    from headway.core.examples import Examples, draw
+    from headway.core.layer import AttentionLayer
+    from headway.core.match import Comparison, Match, compare, match
+    from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status, Verdict
+    from headway.learning import learn
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +27,7 @@ __all__ = [
     "Match",
     "NotLearnedError",
     "Status",
+    "Verdict",
     "certify",
     "compare",
     "draw",
@@ -31,3 +38,28 @@ __all__ = [
     "match",
     "to_torch",
 ]
+# Names are looked up when first asked for, so that `headway --help` need not wait for torch.
+_HOME = {
+    "AttentionLayer": "core.layer", "Certificate": "core.results", "Claim": "core.results",
+    "Comparison": "core.match", "Examples": "core.examples", "Fit": "core.results", "InputError": "core.checks",
+    "Match": "core.match", "NotLearnedError": "core.results", "Status": "core.results", "Verdict": "core.results",
+    "certify": "certificates",
+    "compare": "core.match", "draw": "core.examples", "from_checkpoint": "core.convert",
+    "from_torch": "core.convert", "from_weights": "core.convert", "learn": "learning", "match": "core.match",
+    "to_torch": "core.convert"}
+_ROOMS = ("certificates", "core", "hardness", "learning", "linalg", "racing", "report", "runs", "sculpting",
+          "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"headway.{_HOME[name]}"), name)
+        globals()[name] = value  # found once
+        return value
+    if name in _ROOMS:
+        return importlib.import_module(f"headway.{name}")
+    raise AttributeError(f"module 'headway' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

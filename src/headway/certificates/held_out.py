@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import binom
+from scipy import special
 from torch import Tensor
 
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
-from headway.core.results import Claim
+from headway.core.results import Claim, Verdict
 
 BATCH = 512
 FRESH = "the examples are independent draws from the law in question, and the layer was fixed before they were seen"
@@ -59,6 +59,24 @@ def errors(layer: AttentionLayer, examples: Examples) -> Errors:
                   examples.out_width)
 
 
+def binomial_below(k: int, n: int, success: float) -> float:
+    """P(Bin(n, success) ≤ k), as an incomplete beta function: 0 ≤ k ≤ n."""
+    return 1.0 if k >= n else float(special.betainc(n - k, k + 1, 1.0 - success))
+
+
+def binomial_quantile(p: float, n: int, success: float) -> int:
+    """The least k with P(Bin(n, success) ≤ k) ≥ p, by bisection."""
+    low, high = -1, n  # P(Bin ≤ low) < p ≤ P(Bin ≤ high)
+    while high - low > 1:
+        k = (low + high) // 2
+        low, high = (low, k) if binomial_below(k, n, success) >= p else (k, high)
+    return high
+
+
+def _verdict(yes: bool, no: bool) -> Verdict:
+    return Verdict.YES if yes else Verdict.NO if no else Verdict.UNDECIDED
+
+
 def quantile_claim(found: Errors, confidence: float, fraction: float, tolerance: float) -> Claim:
     """At most ``fraction`` of all inputs have an error above t, t an order statistic of the sample.
 
@@ -71,23 +89,21 @@ def quantile_claim(found: Errors, confidence: float, fraction: float, tolerance:
                "beyond_largest": 1.0 - (1.0 - confidence) ** (1.0 / n)}
     statement = (f"At most {fraction:.3g} of all inputs have an error above {{}} ({tolerance:.1e} of the labels' "
                  f"deviation is allowed), with confidence {confidence:g}")
-    rank = int(binom.ppf(confidence, n, 1.0 - fraction)) + 1
-    while rank <= n and binom.cdf(rank - 1, n, 1.0 - fraction) < confidence:
-        rank += 1
+    rank = binomial_quantile(confidence, n, 1.0 - fraction) + 1
     if rank > n:
         need = math.ceil(math.log(1.0 - confidence) / math.log(1.0 - fraction))
-        return Claim("held-out quantile", statement.format("t"), FRESH, "undecided",
+        return Claim("held-out quantile", statement.format("t"), FRESH, Verdict.UNDECIDED,
                      f"{n} sequences cannot support it, {need} can. What they do support: at most "
                      f"{numbers['beyond_largest']:.2g} of all inputs have an error above {float(e[-1]):.1e}",
                      {**numbers, "needed": float(need)})
     bound = float(e[rank - 1])
-    low = int(binom.ppf(1.0 - confidence, n, 1.0 - fraction))  # P(Bin ≥ low) ≥ confidence
+    low = binomial_quantile(1.0 - confidence, n, 1.0 - fraction)  # P(Bin ≥ low) ≥ confidence
     numbers["bound"] = bound
     numbers["at_least"] = float(e[low - 1]) if low >= 1 else 0.0
-    holds = "yes" if bound <= goal else "no" if numbers["at_least"] > goal else "undecided"
-    reason = {"yes": f"the {rank}-th smallest of {n} errors is {bound:.1e}",
-              "no": f"with the same confidence more than {fraction:.3g} exceed {numbers['at_least']:.1e}",
-              "undecided": f"the quantile is between {numbers['at_least']:.1e} and {bound:.1e}"}[holds]
+    holds = _verdict(bound <= goal, numbers["at_least"] > goal)
+    reason = {Verdict.YES: f"the {rank}-th smallest of {n} errors is {bound:.1e}",
+              Verdict.NO: f"with the same confidence more than {fraction:.3g} exceed {numbers['at_least']:.1e}",
+              Verdict.UNDECIDED: f"the quantile is between {numbers['at_least']:.1e} and {bound:.1e}"}[holds]
     return Claim("held-out quantile", statement.format(f"{bound:.1e}"), FRESH, holds, reason, numbers)
 
 
@@ -110,7 +126,7 @@ def mean_claim(
     if teacher_bound is None or R is None:
         missing = "teacher_bound (how long an output row of the teacher can be)" if teacher_bound is None else (
             "token_bound (how long a token can be)")
-        return Claim(name, statement.format("…"), FRESH, "undecided",
+        return Claim(name, statement.format("…"), FRESH, Verdict.UNDECIDED,
                      f"an error must be known to be bounded, and nothing says so: pass {missing}", numbers)
     B = (teacher_bound + found.row_bound * max(1.0, R / max(found.widest, 1e-300))) ** 2 / found.out_width
     log = math.log(2.0 / (1.0 - confidence))
@@ -119,9 +135,9 @@ def mean_claim(
     numbers |= {"bound": math.sqrt(upper), "largest_possible": math.sqrt(B)}
     assumption = FRESH + (f"; output rows of the teacher are no longer than {teacher_bound:g}, tokens no longer "
                           f"than {R:.3g}" + (" (they are ±1)" if found.boolean and token_bound is None else ""))
-    holds = "yes" if upper <= goal else "no" if lower > goal else "undecided"
+    holds = _verdict(upper <= goal, lower > goal)
     reason = f"the sample's is {math.sqrt(float(z.mean())):.1e}, the bound {math.sqrt(upper):.1e}"
-    if holds == "undecided":
+    if holds == Verdict.UNDECIDED:
         needed = math.ceil(7.0 * B * log / (3.0 * max(goal - float(z.mean()), 1e-300)))
         reason += f"; about {needed:.2g} sequences would decide" if goal > float(z.mean()) else ""
     return Claim(name, statement.format(f"{math.sqrt(upper):.1e}"), assumption, holds, reason, numbers)

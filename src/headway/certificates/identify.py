@@ -10,21 +10,22 @@ layer with that head size has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from headway.certificates import rounding
 from headway.certificates.jacobian import Sample
+from headway.certificates.scaled import Scaled
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
-from headway.core.results import Claim
+from headway.core.results import Claim, Verdict
 from headway.linalg.krylov import lanczos, lanczos_error
-from headway.linalg.projected import Products, evaluate
 
 DENSE = 4000  # parameters up to which the normal matrix is formed
 FREE = 1e-7  # singular values below this, relative to the largest of the scaled Jacobian, are free directions
 CLEAR = 1e-5  # and above this they are not; between, undecided
+NORM = 12  # Lanczos steps for the norm of the Jacobian with W known, which its rounding asks for
 NAME = "identifiability"
 
 
@@ -76,34 +77,39 @@ def identifiability(
     assumption = "none: a property of the layer and these inputs"
     statement = (f"The {found.unknowns} parameters are determined, to first order, by {found.sequences} sequences "
                  f"of {examples.length} tokens")
-    if found.rank is not None:
-        statement += f", among layers whose attention matrices have rank at most {found.rank}"
+    if found.ranks is not None:
+        same = len(set(found.ranks)) == 1
+        statement += ", among layers whose attention matrices have rank at most " + (
+            str(found.ranks[0]) if same else f"{', '.join(map(str, found.ranks))}, head by head")
     numbers = {"parameters": float(found.unknowns), "sequences": float(found.sequences)}
-    if found.unknowns <= DENSE and found.rank is None:
+    if found.unknowns <= DENSE and found.ranks is None:
         more, holds, reason = _dense(found)
     elif any(word.startswith(("too few", "head", "coordinate")) for word in named):
-        more, holds, reason = {}, "no", "free directions of known cause"
+        more, holds, reason = {}, Verdict.NO, "free directions of known cause"
     else:
         more, holds, reason = _by_products(found, confidence, generator, steps)
         assumption += "; the bound rests on a random start of Lanczos' method"
     if named:
-        reason = "; ".join(named) if holds == "no" else reason + "; " + "; ".join(named)
+        reason = "; ".join(named) if holds == Verdict.NO else reason + "; " + "; ".join(named)
     return Claim(NAME, statement, assumption, holds, reason, {**numbers, **more})
 
 
-def _dense(found: Sample) -> tuple[dict[str, float], str, str]:
+def _dense(found: Sample) -> tuple[dict[str, float], Verdict, str]:
     N, _ = found.normal
     scale = N.diagonal().clamp_min(1e-300).rsqrt()
     empty = int((N.diagonal() <= 1e-24 * N.diagonal().max()).sum())
     values, vectors = torch.linalg.eigh(N * scale[:, None] * scale[None, :])
+    off = rounding.dense(found, scale, float(values[-1]))
     s = values.clamp_min(0).sqrt() / values[-1].sqrt()
     free = max(int((s <= FREE).sum()), empty)
-    numbers = {"least_singular_value": float(s[0]), "free_directions": float(free)}
+    numbers = {"least_singular_value": float(s[0]), "free_directions": float(free), "rounding": off}
     if free:
-        return numbers, "no", f"{free} free directions; the weakest lies in {_where(found, vectors[:, 0])}"
-    if float(s[0]) < CLEAR:
-        return numbers, "undecided", f"the least singular value is {float(s[0]):.1e} of the largest"
-    return numbers, "yes", f"the least singular value of the scaled Jacobian is {float(s[0]):.1e} of the largest"
+        return numbers, Verdict.NO, f"{free} free directions; the weakest lies in {_where(found, vectors[:, 0])}"
+    told = f"the least singular value of the scaled Jacobian is {float(s[0]):.1e} of the largest"
+    if float(values[0]) <= off:
+        alone = math.sqrt(off / float(values[-1]))
+        return numbers, Verdict.UNDECIDED, f"{told}, and rounding alone could make {alone:.1e}"
+    return numbers, Verdict.YES if float(s[0]) >= CLEAR else Verdict.UNDECIDED, told
 
 
 def _where(found: Sample, v: Tensor) -> str:
@@ -117,83 +123,49 @@ def _where(found: Sample, v: Tensor) -> str:
 
 def _by_products(
     found: Sample, confidence: float, generator: torch.Generator, steps: int
-) -> tuple[dict[str, float], str, str]:
-    problem, Theta = found.problem, found.layer.augmented
-    point = evaluate(problem, Theta)
-    # The features' Gram matrix from its Cholesky factor, scaled to unit diagonal.
-    G = (point.factor @ point.factor.T).double()
-    root = G.diagonal().clamp_min(1e-300).rsqrt()
-    features = torch.linalg.eigvalsh(G * root[:, None] * root[None, :])
-    apply = _scaled_curvature(found, Products(problem, point, problem.dtype), generator)
+) -> tuple[dict[str, float], Verdict, str]:
+    """λ_min ≥ θ_min − ε·λ_max − rounding, θ_min the least Ritz value after ``steps`` products from a start that is
+    uniform on the tangent space's sphere, ε of that dimension. θ_min itself bounds λ_min from above only.
 
-    def bound(values: Tensor) -> tuple[float, float]:
-        """A lower bound of the spectrum; λ_max and λ_min are each missed with half the probability allowed."""
-        epsilon = lanczos_error(len(values), found.theta_unknowns, 1.0 - (1.0 - confidence) / 2)
-        top = float(values[-1]) / max(1.0 - epsilon, 1e-9)
-        return float(values[0]) - epsilon * top, epsilon
-
-    floor = 100 * torch.finfo(problem.dtype).eps
-    start = torch.randn(Theta.shape, generator=generator, dtype=torch.float32).to(Theta)
-    values, v = lanczos(apply, start, steps, lambda ritz: bound(ritz)[0] > 0 or
-                        float(ritz[0]) < floor * float(ritz[-1]))
-    used = len(values)
-    least, epsilon = bound(values)
-    numbers = {"least_ritz_value": float(values[0]), "largest_ritz_value": float(values[-1]),
-               "lower_bound": least, "lanczos_error": epsilon, "products": float(used),
-               "features_least": float(features[0] / features[-1])}
-    if float(features[0]) < floor * float(features[-1]):
-        return numbers, "no", "the features of the heads depend on each other"
-    if float(values[0]) < floor * float(values[-1]):
-        head = int(v.flatten(1).norm(dim=1).argmax())
-        return numbers, "no", f"a direction in the attention matrix of head {head + 1} leaves no trace"
-    if least <= 0:
-        need = math.ceil(used * math.sqrt(epsilon * float(values[-1]) / float(values[0]))) + 1
-        return numbers, "undecided", (f"after {used} products the least eigenvalue is between 0 and "
-                                      f"{float(values[0]):.1e}; steps={need} would decide")
-    return numbers, "yes", (f"the least eigenvalue of the scaled normal matrix is at least {least:.1e}, with the "
-                            f"largest at {float(values[-1]):.1e} ({used} Lanczos steps, error {epsilon:.1e})")
-
-
-def _scaled_curvature(found: Sample, operator: Products, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """v ↦ R·T·D^{-1/2} JᵀJ D^{-1/2}·T·R v: definite exactly when JᵀJ is, T the tangent space of one rank's layers.
-
-    D holds the Kronecker blocks Q ⊗ M_i. They overrate one direction a head, that of Θ_i itself: a softmax answers
-    little to scores that only grow. R stretches it to curvature 1. Off the tangent space the operator is twice the
-    identity, so that rounding cannot pass for a zero.
+    Three things may go wrong, each with a third of the probability allowed: a start that misses λ_min, one that
+    misses λ_max, and one that misses the largest eigenvalue with W known, which the rounding asks for.
     """
-    Theta = found.layer.augmented
-    Q, M = operator.blocks(generator)
-    left, right = _inverse_root(Q), _inverse_root(M)
-    scaled = torch.linalg.solve(left, Theta) @ torch.linalg.inv(right)
-    if found.rank is not None:
-        U, _, Vh = torch.linalg.svd(scaled, full_matrices=False)
-        U, Vh = U[:, :, : found.rank], Vh[:, : found.rank]
+    operator, size = Scaled(found, generator), found.theta_unknowns
+    sure = 1.0 - (1.0 - confidence) / 3
 
-    def tangent(v: Tensor) -> Tensor:
-        if found.rank is None:
-            return v
-        across = v - U @ (U.mT @ v)
-        inside: Tensor = v - across + (across @ Vh.mT) @ Vh
-        return inside
+    def most(values: Tensor) -> float:
+        """An upper bound of the largest eigenvalue: a Ritz value is a lower one."""
+        return float(values[-1]) / max(1.0 - lanczos_error(len(values), size, sure), 1e-9)
 
-    def inner(v: Tensor) -> Tensor:
-        inside = tangent(v)
-        curved: Tensor = left @ operator.curvature(left @ inside @ right) @ right
-        return tangent(curved) + 2 * (v - inside)
+    known = most(lanczos(operator.given_w, operator.start(generator), NORM)[0])
 
-    along = scaled / scaled.flatten(1).norm(dim=1).clamp_min(1e-30).view(-1, 1, 1)
-    answer = (along * inner(along)).sum((1, 2), keepdim=True)
-    stretch = answer.clamp_min(1e-30).rsqrt().clamp(1.0, 20.0) - 1.0
+    def bound(values: Tensor) -> tuple[float, float, float]:
+        epsilon, top = lanczos_error(len(values), size, sure), most(values)
+        return float(values[0]) - epsilon * top, epsilon, operator.rounding.ritz(len(values), top, known)
 
-    def stretched(v: Tensor) -> Tensor:
-        longer: Tensor = v + stretch * along * (along * v).sum((1, 2), keepdim=True)
-        return longer
+    def enough(values: Tensor) -> bool:
+        least, _, off = bound(values)
+        return least > off or float(values[0]) <= FREE**2 * float(values[-1])
 
-    return lambda v: stretched(inner(stretched(v)))
-
-
-def _inverse_root(D: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(D)
-    cut = torch.finfo(D.dtype).eps * values[..., -1:].clamp_min(1e-30)
-    root: Tensor = (vectors * values.clamp_min(cut).rsqrt().unsqueeze(-2)) @ vectors.mT
-    return root
+    values, v = lanczos(operator, operator.start(generator), steps, enough)
+    used, (least, epsilon, off) = len(values), bound(values)
+    theta, largest, features = float(values[0]), float(values[-1]), operator.features
+    numbers = {"least_ritz_value": theta, "largest_ritz_value": largest, "lower_bound": least - off,
+               "lanczos_error": epsilon, "rounding": off, "dimension": float(size), "products": float(used),
+               "features_least": float(features[0] / features[-1])}
+    if float(features[0]) <= FREE**2 * float(features[-1]):
+        return numbers, Verdict.NO, "the features of the heads depend on each other"
+    if theta <= FREE**2 * largest:
+        head = int(v.flatten(1).norm(dim=1).argmax())
+        return numbers, Verdict.NO, f"a direction in the attention matrix of head {head + 1} leaves no trace"
+    if least > off:
+        return numbers, Verdict.YES, (
+            f"the least eigenvalue of the scaled normal matrix is at least {least - off:.1e}, with the largest "
+            f"at {largest:.1e} ({used} Lanczos steps in {size} dimensions, error {epsilon:.1e}, rounding "
+            f"{off:.1e})")
+    between = f"after {used} products the least eigenvalue is known to be at most {theta + off:.1e}"
+    if theta <= off:
+        return numbers, Verdict.UNDECIDED, f"{between}, and the products are rounded by up to {off:.1e}"
+    # ε·λ_max/(1 − ε) = θ − rounding, were the Ritz values to stay; ε falls with the square of 2·steps − 1.
+    need = math.ceil(0.5 + (used - 0.5) * math.sqrt(epsilon * (1.0 + largest / (theta - off))))
+    return numbers, Verdict.UNDECIDED, f"{between}, not that it is above 0; about steps={need} could decide"

@@ -34,7 +34,7 @@ class Sample:
     about_theta: int
     unknowns: int
     theta_unknowns: int
-    rank: int | None  # the attention matrices' rank, where the claim is about layers of that rank
+    ranks: tuple[int, ...] | None  # each attention matrix's, where the claim is about layers of these ranks
 
     @cached_property
     def normal(self) -> tuple[Tensor, Tensor]:
@@ -42,18 +42,26 @@ class Sample:
         return gram(self)
 
 
-def low_rank(layer: AttentionLayer) -> int | None:
-    """The rank that no [Θ_i; u_i] exceeds, if it is at most half the width."""
+def parameters(layer: AttentionLayer) -> int:
+    """Columns of the dense Jacobian."""
+    return layer.augmented.numel() + layer.W.numel() + (0 if layer.offset is None else layer.out_width)
+
+
+def low_ranks(layer: AttentionLayer) -> tuple[int, ...] | None:
+    """The rank of every [Θ_i; u_i], if none exceeds half the width. Each its own: below the highest rank allowed
+    the matrices of one rank at most have no tangent space."""
     s = torch.linalg.svdvals(layer.augmented.double())
-    r = int((s > 1e-6 * s[:, :1]).sum(1).max())
-    return r if r <= layer.width // 2 else None
+    found = tuple((s > 1e-6 * s[:, :1]).sum(1).tolist())
+    return found if 0 < max(found) <= layer.width // 2 else None
 
 
 def sample(
-    layer: AttentionLayer, examples: Examples, sequences: int | None, dtype: torch.dtype, rank: int | None = None
+    layer: AttentionLayer, examples: Examples, sequences: int | None, dtype: torch.dtype,
+    ranks: tuple[int, ...] | None = None,
 ) -> Sample:
     """Sequences spread evenly over the examples: by default five times what counting asks for."""
-    size = Size(layer.width, layer.out_width, examples.length, examples.mask, rank)
+    size = Size(layer.width, layer.out_width, examples.length, examples.mask,
+                None if ranks is None else max(ranks))
     m = layer.heads
     want = 5 * size.floor(m) if sequences is None else sequences
     count = max(1, min(want, len(examples)))
@@ -71,11 +79,11 @@ def sample(
             chunks.append(Rows(X, Y * valid, see, valid))
     keys = range(1, examples.length + 1) if examples.mask == "causal" else [examples.length] * examples.length
     about = count * sum(min(layer.out_width, m * (seen - 1)) for seen in keys)
-    r = layer.width + (layer.key_bias is not None)
-    theta = m * (r * layer.width if rank is None else rank * (r + layer.width - rank))
-    unknowns = theta + layer.W.numel() + (0 if layer.offset is None else layer.out_width)
+    whole, (_, r, d) = layer.augmented.numel(), layer.augmented.shape
+    theta = whole if ranks is None else sum(q * (r + d - q) for q in ranks)
+    unknowns = parameters(layer) - whole + theta
     return Sample(Problem(tuple(chunks), layer.offset is not None), layer.to(dtype), count,
-                  count * examples.length * layer.out_width, about, unknowns, theta, rank)
+                  count * examples.length * layer.out_width, about, unknowns, theta, ranks)
 
 
 def residuals(found: Sample) -> list[Tensor]:

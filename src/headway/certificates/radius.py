@@ -21,7 +21,7 @@ import torch
 
 from headway.certificates.jacobian import Sample, residuals
 from headway.core import attention
-from headway.core.results import Claim
+from headway.core.results import Claim, Verdict
 
 BALL = 0.1  # radius of the ball on which L is taken, in parameter norm
 NAME = "distance to the truth"
@@ -82,26 +82,26 @@ def radius(found: Sample, tolerance: float) -> Claim:
                "rounding": noise, "tolerance": goal, "unit": unit}
     if left - noise > top * goal + L * goal**2 / 2:
         least = (left - noise) / top
-        return Claim(NAME, statement.format("…"), assumption.format(f"{BALL:g}"), "no",
+        return Claim(NAME, statement.format("…"), assumption.format(f"{BALL:g}"), Verdict.NO,
                      f"the residual {left:.1e} is more than any layer within {goal:.1e} would leave", {
                          **numbers, "at_least": least})
     if not resolved:
-        return Claim(NAME, statement.format("…"), assumption.format(f"{BALL:g}"), "undecided",
+        return Claim(NAME, statement.format("…"), assumption.format(f"{BALL:g}"), Verdict.UNDECIDED,
                      f"the least singular value of the Jacobian ({sigma:.1e}) is not told from zero", numbers)
     eta = float(torch.linalg.solve(N, g).norm()) + noise / sigma
     h = 2 * eta * L / sigma
     reach = min(sigma / L, BALL)
     numbers |= {"step": eta, "kantorovich": h, "unique_within": reach}
     if h >= 1:
-        return Claim(NAME, statement.format("…"), assumption.format(f"{reach:.1e}"), "undecided",
+        return Claim(NAME, statement.format("…"), assumption.format(f"{reach:.1e}"), Verdict.UNDECIDED,
                      f"Kantorovich's quantity 2ηL/σ is {h:.1e}, wanted below 1 (step η {eta:.1e}, Lipschitz "
                      f"constant L {L:.1e}, least singular value σ {sigma:.1e})", numbers)
     rho = (1 - math.sqrt(1 - h)) * sigma / L if h > 1e-8 else eta * (1 + h)
     numbers["radius"] = rho
-    holds = "yes" if rho <= goal else "undecided"
+    holds = Verdict.YES if rho <= goal else Verdict.UNDECIDED
     return Claim(NAME, statement.format(f"{rho:.1e}"), assumption.format(f"{reach:.1e}"), holds,
                  f"exactly one exact solution lies within {rho:.1e}, and no other within {reach:.1e}"
-                 + ("" if holds == "yes" else f"; more than the {goal:.1e} allowed"), numbers)
+                 + ("" if holds == Verdict.YES else f"; more than the {goal:.1e} allowed"), numbers)
 
 
 def error_bars(found: Sample) -> Claim:
@@ -115,13 +115,13 @@ def error_bars(found: Sample) -> Claim:
     left = sum(float(r.double().square().sum()) for r in residuals(found))
     name, assumption = "error bars", "independent label noise of one size, and this layer the least-squares fit"
     if equations <= p:
-        return Claim(name, "Errors per head", assumption, "undecided",
+        return Claim(name, "Errors per head", assumption, Verdict.UNDECIDED,
                      f"{equations} equations leave nothing to estimate the noise of {p} parameters from", {})
     s = math.sqrt(left / (equations - p))
     N, g = found.normal
     factor, info = torch.linalg.cholesky_ex(N)
     if int(info):
-        return Claim(name, "Errors per head", assumption, "undecided", "the parameters are not determined",
+        return Claim(name, "Errors per head", assumption, Verdict.UNDECIDED, "the parameters are not determined",
                      {"noise": s})
     variance = s**2 * torch.cholesky_inverse(factor).diagonal()
     theta = variance[: found.theta_unknowns].view(layer.heads, -1).sum(1).sqrt()
@@ -135,9 +135,9 @@ def error_bars(found: Sample) -> Claim:
     for i in range(layer.heads):
         numbers |= {f"theta_{i + 1}": float(theta[i]), f"w_{i + 1}": float(W[i])}
     words = ", ".join(f"head {i + 1}: Θ {float(theta[i]):.1e}, W {float(W[i]):.1e}" for i in range(layer.heads))
-    holds = "yes" if away < 3 else "undecided"
+    holds = Verdict.YES if away < 3 else Verdict.UNDECIDED
     reason = f"noise estimated at {s:.1e}"
-    if holds != "yes":
+    if holds != Verdict.YES:
         reason += f"; but this layer is {away:.1e} bars away from the least-squares fit"
     return Claim(name, f"Relative errors to expect: {words}", assumption, holds, reason, numbers)
 

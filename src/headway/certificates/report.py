@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, identifiability
-from headway.certificates.jacobian import low_rank, sample
+from headway.certificates.jacobian import low_ranks, parameters, sample
 from headway.certificates.radius import error_bars, radius
 from headway.core import checks, conditions
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
-from headway.core.results import Certificate, Claim
+from headway.core.results import Certificate, Claim, Verdict
 
 
 def certify(
@@ -27,7 +31,7 @@ def certify(
     sequences: int | None = None,
     steps: int = 200,
     seed: int = 0,
-    seen: str | None = None,
+    seen: Examples | Collection[int] | np.ndarray | Tensor | str | None = None,
 ) -> Certificate:
     """What may be claimed about ``layer`` from examples (X, Y) of the function it stands for, and on what ground.
 
@@ -36,16 +40,18 @@ def certify(
     identifiability: the Jacobian on ``sequences`` of the examples (default: five times the counting floor) has full
     rank; for large layers by at most ``steps`` of Lanczos' method. distance to the truth: the exact solution is
     within ``tolerance``. error bars: expected errors under noise. non-degeneracy: the first paper's conditions.
-    Each claim holds, does not, or is undecided. ``seen`` is the digest of the examples the layer was learned from:
-    the same ones are refused.
+    Each claim holds, does not, or is undecided. ``seen`` is what the layer was learned from: the examples, or their
+    ``hashes()``, and a single sequence of them is refused; or their ``digest()``, and only all of them are.
 
     >>> from headway.core.examples import draw
     >>> truth = AttentionLayer.random(heads=2, width=4, seed=0)
     >>> found = certify(truth, draw(truth, count=600, length=4, seed=5))
-    >>> [claim.holds for claim in found.claims if claim.name in ("held-out quantile", "identifiability")]
-    ['yes', 'yes']
+    >>> found.established("held-out quantile"), found.established("identifiability")
+    (True, True)
     """
-    _check(layer, examples, seen)
+    _check(layer, examples)
+    if seen is not None:
+        _refuse_seen(examples, seen)
     for name, value in (("confidence", confidence), ("fraction", fraction)):
         if not 0 < checks.number(name, value) < 1:
             checks.refuse(name, "a number strictly between 0 and 1", value,
@@ -63,28 +69,26 @@ def certify(
     found = errors(layer.to("cpu"), examples)
     claims = [quantile_claim(found, confidence, fraction, tolerance),
               mean_claim(found, confidence, mean_tolerance, teacher_bound, token_bound)]
-    small = layer.Theta.numel() + layer.W.numel() + 2 * layer.heads * layer.width <= DENSE
-    if small:
-        basis = sample(layer, examples, sequences, torch.float64)
-    else:
-        basis = sample(layer, examples, sequences, torch.float32, low_rank(layer))
+    small = parameters(layer) <= DENSE
+    basis = sample(layer, examples, sequences, torch.float64, None if small else low_ranks(layer))
     claims.append(identifiability(layer, examples, basis, confidence, draw, steps))
     if small:
         claims += [radius(basis, tolerance), error_bars(basis)]
     else:
-        size = f"{basis.unknowns} parameters: a dense Jacobian is used up to {DENSE}"
+        size = f"the layer has {parameters(layer)} parameters: a dense Jacobian is used up to {DENSE}"
         claims += [Claim("distance to the truth", "The layer that made the labels is near this one", "–",
-                         "undecided", size, {}),
-                   Claim("error bars", "Errors per head", "–", "undecided", size, {})]
+                         Verdict.UNDECIDED, size, {}),
+                   Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, size, {})]
     claims.append(_conditions(layer))
     return Certificate(tuple(claims), confidence, {
         "sequences": len(examples), "length": examples.length, "width": examples.width, "heads": layer.heads,
         "tolerance": tolerance, "fraction": fraction, "mean_tolerance": mean_tolerance, "seed": seed})
 
 
-def _check(layer: AttentionLayer, examples: Examples, seen: str | None) -> None:
+def _check(layer: AttentionLayer, examples: Examples) -> None:
     if not isinstance(layer, AttentionLayer):
-        checks.refuse("layer", "an AttentionLayer", type(layer).__name__, "fit.layer, or headway.load_layer(path)")
+        checks.refuse("layer", "an AttentionLayer", type(layer).__name__,
+                      "fit.layer, or headway.core.layer.load_layer(path)")
     if not isinstance(examples, Examples):
         checks.refuse("examples", "an Examples object", type(examples).__name__, "headway.Examples(X, Y)")
     if len(examples) < 2:
@@ -95,14 +99,35 @@ def _check(layer: AttentionLayer, examples: Examples, seen: str | None) -> None:
     if examples.mask != layer.mask:
         checks.refuse("examples", f"mask {layer.mask!r}, as the layer", repr(examples.mask),
                       "examples with its mask")
-    if seen is not None and examples.digest() == seen:
-        checks.refuse("examples", "examples the learner did not use", "the very ones it was fitted to (same hash)",
-                      "fresh ones: error on fitted examples says nothing about others")
+
+
+def _refuse_seen(examples: Examples, seen: Examples | Collection[int] | np.ndarray | Tensor | str) -> None:
+    """Refuses examples of which the learner had one: its error there says nothing about others."""
+    if isinstance(seen, str):
+        if examples.digest() == seen:
+            checks.refuse("examples", "examples the learner did not use",
+                          "the very ones it was fitted to (same hash)",
+                          "fresh ones: error on fitted examples says nothing about others")
+        return
+    if isinstance(seen, Examples):
+        known = seen.hashes()
+    else:
+        known = np.asarray(seen.cpu() if isinstance(seen, Tensor) else seen if isinstance(seen, np.ndarray) else
+                           list(seen))
+        if known.ndim != 1 or (known.size and known.dtype != np.int64):
+            checks.refuse("seen", "Examples, what their hashes() or digest() returned, or None",
+                          f"{known.dtype} of shape {known.shape}", "seen=the examples learned from")
+    again = np.flatnonzero(np.isin(examples.hashes(), known))
+    if again.size:
+        checks.refuse("examples", "examples the learner did not use",
+                      f"{again.size} of {len(examples)} sequences that it was fitted to (same hash), the first at "
+                      f"index {again[0]}", "fresh ones: error on fitted examples says nothing about others")
 
 
 def _conditions(layer: AttentionLayer) -> Claim:
     numbers = conditions.measure(layer.Theta, layer.W)
     failing = conditions.broken(numbers)
     return Claim("non-degeneracy", "The heads are in general position, as the provable algorithm asks",
-                 "the bounds are Headway's; the paper gives no constants", "no" if failing else "yes",
+                 "the kinds of condition are the paper's, the bounds Headway's",
+                 Verdict.NO if failing else Verdict.YES,
                  "; ".join(failing) or ", ".join(f"{name} {value:.2g}" for name, value in numbers.items()), numbers)

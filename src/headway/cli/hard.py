@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from headway import hardness
-from headway.cli.train import Json, progress
-from headway.core import checks, conditions, examples
-from headway.hardness.secrets import Secret
-from headway.hardness.zoo import SUITES, VERSION
-from headway.racing import race
+from headway.cli.console import Json, err, progress, say
+from headway.core.names import FAMILIES, LEARNERS, SECRETS, SUITES
 
-err = Console(stderr=True, highlight=False)
-SECRETS = ("parity", "rounding")
+if TYPE_CHECKING:
+    from headway.core.examples import Examples
+    from headway.hardness.secrets import Secret
+
 MOST = 100_000  # products of one degree looked at
 LOOK = 4000  # sequences the statistics are shown on
 QUICK = (("zoo", 8.0), ("parity", 8.0))
@@ -30,7 +26,7 @@ FULL = (("zoo", 8.0), ("parity", 8.0), ("heads", 8.0), ("dials", 8.0), ("floor",
 
 
 def hard(
-    name: Annotated[str, typer.Argument(help=" or ".join((*SECRETS, *hardness.FAMILIES)) + ".")],
+    name: Annotated[str, typer.Argument(help=" or ".join((*SECRETS, *FAMILIES)) + ".")],
     folder: Annotated[Path, typer.Argument(help="New folder for the shards.")],
     size: Annotated[int, typer.Option(help="parity: half the hidden bits; rounding: hidden numbers.")] = 2,
     modulus: Annotated[int, typer.Option(help="rounding: the modulus, a power of two.")] = 4,
@@ -45,7 +41,10 @@ def hard(
     as_json: Json = False,
 ) -> None:
     """Write a hard instance to shards, and show what statistics and the theorem's conditions see of it."""
-    checks.choice("name", name, (*SECRETS, *hardness.FAMILIES))
+    from headway import hardness
+    from headway.core import checks, conditions, examples
+
+    checks.choice("name", name, (*SECRETS, *FAMILIES))
     checks.whole("shards", shards, 1, checks.whole("count", count))
     secret: Secret | None = None
     if name == "parity":
@@ -65,12 +64,14 @@ def hard(
     failing = conditions.broken(measured)
     err.print("Conditions that fail: " + ("; ".join(failing) if failing else "none") + ".")
     if as_json:
-        sys.stdout.write(json.dumps({"folder": str(folder), "heads": layer.heads, "statistics": seen,
-                                     "conditions": measured, "failing": failing}) + "\n")
+        say({"folder": str(folder), "heads": layer.heads, "statistics": seen, "conditions": measured,
+             "failing": failing})
 
 
-def _statistics(secret: Secret, data: examples.Examples) -> list[dict[str, Any]]:
+def _statistics(secret: Secret, data: Examples) -> list[dict[str, Any]]:
     """Correlations of the label, freed of the known coordinates, with products of few of the others."""
+    from headway import hardness
+
     part = data.take(range(min(LOOK, len(data))))
     y = secret.signed(part.X.double(), part.Y[:, 0, 0])
     told = y.abs() > 1e-3  # where the known coordinates do not hide it
@@ -96,7 +97,7 @@ def bench(
     folder: Annotated[Path, typer.Argument(help="Folder of the race; an unfinished one goes on.")],
     quick: Annotated[bool, typer.Option("--quick", help="The zoo and parities once, under 10 minutes.")] = False,
     suite: Annotated[list[str] | None, typer.Option(help=" or ".join(SUITES) + "; may be repeated.")] = None,
-    learner: Annotated[list[str] | None, typer.Option(help=" or ".join(race.LEARNERS) + "; repeated.")] = None,
+    learner: Annotated[list[str] | None, typer.Option(help=" or ".join(LEARNERS) + "; repeated.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each pair.")] = 0,
     seconds: Annotated[float | None, typer.Option(help="Budget of one run; default: the suite's.")] = None,
     workers: Annotated[int, typer.Option(help="Runs at a time, one thread each.")] = 2,
@@ -106,18 +107,22 @@ def bench(
 
     Every learner gets the same examples and time. Baselines are told the head count, the default learner is not.
     """
+    from headway.core import checks
+    from headway.hardness.zoo import VERSION
+    from headway.racing import race
+
     budgets = dict(QUICK if quick else FULL)
     names = suite or list(budgets)
-    learners = learner or list(race.LEARNERS)
+    learners = learner or list(LEARNERS)
     todo: list[race.Task] = []
     for name in names:
-        checks.choice("--suite", name, tuple(SUITES))
+        checks.choice("--suite", name, SUITES)
         budget = checks.number("--seconds", seconds, strictly=True) if seconds is not None else (
             budgets.get(name) or dict(FULL)[name])
         runs = checks.whole("--seeds", seeds) if seeds else 1 if quick or name in ("floor", "dials", "heads") else 3
         todo += race.tasks(name, learners, range(runs), budget, quick)
     err.print(f"Zoo version {VERSION}: {len(todo)} runs of {len({t.instance for t in todo})} instances.")
-    with progress(err, "racing", len(todo)) as step:
+    with progress("racing", len(todo)) as step:
         rows = race.race(folder, todo, workers, lambda row: step())
     words = " ".join(["headway", "bench", *(shlex.quote(word) for word in sys.argv[2:])])
     found = race.conclude(folder, words)
@@ -133,7 +138,7 @@ def bench(
               + (f", {len(figures)} figures" if figures else "; figures need pip install 'headway[plot]'"),
               markup=False)
     if as_json:
-        sys.stdout.write(json.dumps({"folder": str(folder), "summary": found, "figures": figures}) + "\n")
+        say({"folder": str(folder), "summary": found, "figures": figures})
 
 
 def _figures(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
@@ -151,7 +156,7 @@ def _figures(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
     def of(suite: str) -> list[Mapping[str, Any]]:
         return [row for row in rows if row["suite"] == suite and "seconds" in row]
 
-    learners = [name for name in race.LEARNERS if any(row["learner"] == name for row in of("floor"))]
+    learners = [name for name in LEARNERS if any(row["learner"] == name for row in of("floor"))]
     if learners:
         figure, axes = plt.subplots(1, len(learners), figsize=(3.1 * len(learners), 3.0), layout="constrained",
                                     squeeze=False, sharey=True)
@@ -161,7 +166,7 @@ def _figures(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
     if of("dials"):
         figure, axes = plt.subplots(2, 4, figsize=(12.0, 5.4), layout="constrained")
         flat = list(axes.flat)
-        turned = [name for name in hardness.FAMILIES if any(name in row["where"] for row in of("dials"))]
+        turned = [name for name in FAMILIES if any(name in row["where"] for row in of("dials"))]
         for axis, name in zip(flat, turned, strict=False):
             plot.plot_dial(of("dials"), name, ax=axis)
         for axis in flat[len(turned):]:

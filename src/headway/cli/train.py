@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from headway import training
-from headway.core import checks
-from headway.core.files import read_tensors, write_json
-from headway.runs import store
-from headway.training.descent import RULES
-from headway.training.starts import STARTS
+from headway.cli.console import Json, err, progress, say
+from headway.core.names import RULES, STARTS
 
-err = Console(stderr=True, highlight=False)
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+if TYPE_CHECKING:
+    from headway.training import Labelled
 
-
-@contextmanager
-def progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar that one call advances; nothing off a terminal."""
-    if not console.is_terminal:
-        yield lambda: None
-        return
-    with Progress(console=console, transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda: bars.advance(task)
+ALWAYS = ("heads", "step", "zeta", "count")  # named for every setting; the others where they differ
+WHOLE = ("heads", "count", "width")
 
 
 def train(
@@ -46,10 +30,10 @@ def train(
     count: Annotated[str, typer.Option(help="Training sequences, as 100,1000.")] = "100",
     test_count: Annotated[int, typer.Option(help="Test sequences.")] = 300,
     tokens: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 10,
-    width: Annotated[int, typer.Option(help="Features of a token.")] = 10,
-    strength: Annotated[float, typer.Option(help="Norm S of the means (mixture).")] = 2.0,
+    width: Annotated[str, typer.Option(help="Features of a token, as 10,20.")] = "10",
+    strength: Annotated[str, typer.Option(help="Norms S of the means (mixture), as 1,2.")] = "2",
     nuisance: Annotated[int, typer.Option(help="Nuisance means M (mixture).")] = 4,
-    noise: Annotated[float, typer.Option(help="Deviation of the noise (mixture).")] = 0.5,
+    noise: Annotated[str, typer.Option(help="Deviations of the noise (mixture), as 0,0.5.")] = "0.5",
     start: Annotated[str, typer.Option(help=" or ".join(STARTS) + ".")] = "zero",
     rule: Annotated[str, typer.Option(help=" or ".join(RULES) + ".")] = "constant",
     steps: Annotated[int, typer.Option(help="Iterations.")] = 400,
@@ -59,53 +43,104 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train by gradient descent with the theory beside it: one setting, or a sweep over heads, steps and more."""
-    grid = list(itertools.product(_numbers("heads", heads), step.split(","), _numbers("zeta", zeta),
-                                  _numbers("count", count)))
+    config = {name: value for name, value in locals().items() if name not in ("out", "as_json")}
+    grid = _grid({"heads": heads, "zeta": zeta, "count": count, "width": width, "strength": strength,
+                  "noise": noise}, step)
+    _refuse_idle_sweeps(data, grid)
+
+    from headway import training
+    from headway.core import checks
+    from headway.core.files import write_json
+    from headway.runs import store
+    from headway.runs.traces import labels, told
+
     checks.whole("trials", trials)
-    config = {name: value for name, value in locals().items() if name not in ("out", "as_json", "grid")}
-    law = {"strength": strength, "nuisance": nuisance, "noise": noise}
     run = store.Run.create(out, {"command": "train", **config})
-    table, results = [], []
-    with progress(err, "training", len(grid) * trials) as tick:
-        for h, s, z, n in grid:
-            rate = math.sqrt(h) if s == "sqrt" else _numbers("step", s)[0]
-            for trial in range(trials):
-                shape = {"tokens": tokens, "width": width, "zeta": z, **law}
-                known = data in ("mixture", "planted")
-                test = _drawn(data, test_count, 100_000 + seed + trial, shape) if known else None
-                done = training.train(
-                    _drawn(data, int(n), seed + trial, shape), int(h), test=test, begin=start, step=rate,
-                    steps=steps, rule=rule, theory=theory and trial == 0, seed=seed + trial)
-                results.append({"heads": int(h), "step": rate, "zeta": z, "count": int(n), "trial": trial,
-                                **done.asdict()})
-                tick()
-            last = results[-trials:]
-            table.append((f"H={h:g}, η={rate:g}, ζ={z:g}, n={int(n)}", last))
+    results = []
+    with progress("training", len(grid) * trials) as tick:
+        for setting, trial in itertools.product(grid, range(trials)):
+            law = {"tokens": tokens, "nuisance": nuisance,
+                   **{name: setting[name] for name in ("width", "zeta", "strength", "noise")}}
+            known = data in ("mixture", "planted")
+            test = _drawn(data, test_count, 100_000 + seed + trial, law) if known else None
+            sample = _drawn(data, setting["count"], seed + trial, law)
+            done = training.train(
+                sample, setting["heads"], test=test, begin=start, step=setting["step"], steps=steps, rule=rule,
+                theory=theory and trial == 0, seed=seed + trial)
+            results.append({**_in_force(data, setting, sample), "trial": trial, **done.asdict()})
+            tick()
+    groups = [results[j : j + trials] for j in range(0, len(results), trials)]
+    firsts = [group[0] for group in groups]
+    table = list(zip(labels(firsts, ALWAYS), groups, strict=True))
     run.begin()
     write_json(out / "results.json", {"kind": "headway-train-1", "results": results, "versions": store.versions()})
     figures = _training_figures(out, table)
     shown = Table(box=None, pad_edge=False)
-    for name in ("setting", "loss", "test error", "bound a priori", "bound a posteriori", "γ"):
+    for name in ("setting", "loss", "test error", "bound a priori", "bound a posteriori", "gap a priori", "γ"):
         shown.add_column(name, justify="left" if name == "setting" else "right")
     for label, last in table:
         first = last[0]
         shown.add_row(label, f"{_mean(r['columns']['loss'][-1] for r in last):.2e}",
-                      _shown_error(last),
-                      _bound(first), _certified(first),
+                      _shown_error(last), _bound(first, "training", "failing"), _certified(first),
+                      _bound(first, "generalization", "failing_generalization"),
                       "–" if first["start"] is None else f"{max(first['start']['margin_primal'], 0):.3g}")
     err.print(shown)
-    err.print(results[0]["sentence"], markup=False)
+    err.print(told(firsts, ALWAYS), markup=False)
     err.print(f"Run folder: {out} (results.json, {', '.join(figures)})", markup=False)
     if as_json:
-        print(json.dumps({"run": str(out), "settings": [
-            {"setting": label, "loss": _mean(r["columns"]["loss"][-1] for r in last)} for label, last in table]}))
+        say({"run": str(out), "settings": [_summary(*row) for row in table]})
 
 
-def _drawn(data: str, n: int, seed: int, shape: dict[str, Any]) -> training.Labelled:
+def _grid(swept: dict[str, str], step: str) -> list[dict[str, Any]]:
+    """Every combination of the numbers given; a step "sqrt" is √H."""
+    names = list(swept)
+    found = []
+    for h, s, *rest in itertools.product(_numbers("heads", swept["heads"]), step.split(","),
+                                         *(_numbers(name, swept[name]) for name in names[1:])):
+        rate = math.sqrt(h) if s == "sqrt" else _numbers("step", s)[0]
+        found.append({"heads": h, "step": rate, **dict(zip(names[1:], rest, strict=True))})
+    return found
+
+
+def _refuse_idle_sweeps(data: str, grid: list[dict[str, Any]]) -> None:
+    """A number that the data do not use is not swept: its settings would differ in name alone."""
+    from headway.core import checks
+
     if data == "mixture":
-        return training.mixture(n, seed=seed, **shape)
+        return
+    for name in ("zeta", "strength", "noise", *(() if data == "planted" else ("count", "width"))):
+        if len({setting[name] for setting in grid}) > 1:
+            checks.refuse(f"--{name}", f"one value, which --data {data} does not use", "several", "--data mixture")
+
+
+def _in_force(data: str, setting: dict[str, Any], sample: Labelled) -> dict[str, Any]:
+    """The setting as the data have it: a file brings its own count and width, and only a mixture has a law."""
+    named = {**setting, "count": len(sample), "width": sample.X.shape[2]}
+    return named if data == "mixture" else {name: named[name] for name in ("heads", "step", "count", "width")}
+
+
+def _summary(label: str, group: list[dict[str, Any]]) -> dict[str, Any]:
+    """One setting for machines: means over its trials, the theory of the first."""
+    from headway.runs.traces import LETTERS
+
+    first = group[0]
+    errors = [run["test"]["test_error"][-1] for run in group if run["test"]["test_error"]]
+    return {
+        "setting": label, **{name: first.get(name) for name in LETTERS},
+        "loss": _mean(run["columns"]["loss"][-1] for run in group), "test_error": _mean(errors) if errors else None,
+        "margin": None if first["start"] is None else max(first["start"]["margin_primal"], 0.0),
+        "bounds": first["bounds"], "certificate": first["certificate"], "sentence": first["sentence"]}
+
+
+def _drawn(data: str, n: int, seed: int, law: dict[str, Any]) -> Labelled:
+    from headway import training
+    from headway.core import checks
+    from headway.core.files import read_tensors
+
+    if data == "mixture":
+        return training.mixture(n, seed=seed, **law)
     if data == "planted":
-        return training.planted(n, seed=seed, tokens=shape["tokens"], width=shape["width"])
+        return training.planted(n, seed=seed, tokens=law["tokens"], width=law["width"])
     tensors, _ = read_tensors(Path(data))
     if not {"X", "y"} <= set(tensors):
         checks.refuse(data, "tensors X (n, T, d) and y (n,)", sorted(tensors), "save both in one safetensors file")
@@ -118,12 +153,13 @@ def _shown_error(last: list[dict[str, Any]]) -> str:
     return f"{_mean(r['test']['test_error'][-1] for r in last):.3f}"
 
 
-def _bound(entry: Mapping[str, Any]) -> str:
+def _bound(entry: Mapping[str, Any], name: str, failing: str) -> str:
+    """A bound known beforehand, shown where none of its own hypotheses fails."""
     for one in entry["bounds"]:
         if one["form"] == "safe" and one["ground"] == "a priori":
-            if one["failing"]:
+            if one[failing]:
                 return "does not apply"
-            return f"{one['training']:.2e}" + (" (vacuous)" if one["training_vacuous"] else "")
+            return f"{one[name]:.2e}" + (" (vacuous)" if one[f"{name}_vacuous"] else "")
     return "–"
 
 
@@ -166,13 +202,15 @@ def _mean(values: Iterable[float]) -> float:
     return sum(found) / len(found)
 
 
-def _numbers(name: str, text: str) -> list[float]:
+def _numbers(name: str, text: str) -> list[Any]:
+    from headway.core import checks
+
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         checks.refuse(f"--{name}", "numbers separated by commas", repr(text), f"--{name} 1,4,16")
     for value in found:
-        checks.number(f"--{name}", value, strictly=True)
-        if name in ("heads", "count") and value != int(value):
+        checks.number(f"--{name}", value, strictly=name != "noise")
+        if name in WHOLE and value != int(value):
             checks.refuse(f"--{name}", "whole numbers", repr(text), f"--{name} 1,4,16")
-    return found
+    return [int(value) for value in found] if name in WHOLE else found

@@ -1,8 +1,10 @@
 """F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ, its Jacobian and its adjoint.
 
-The only module that computes attention. Everything is batched over n sequences of k tokens, and the
-heads ride on the query axis: patterns are held as P[n, a, i, b] (sequence, query, head, key), so that
-every product is either one large matrix product or one batched product per sequence, without transposes.
+Attention as every learner and every certificate computes it; two modules have patterns in another layout:
+learning.thin, whose heads stay thin factors, and training.select, with one query. Everything is batched
+over n sequences of k tokens, and the heads ride on the query axis: patterns are held as P[n, a, i, b]
+(sequence, query, head, key), so that every product is either one large matrix product or one batched
+product per sequence, without transposes.
 
 The key bias is the last row of an augmented attention matrix: a constant 1 appended to each query x_a
 makes x̃_aᵀ[Θ; uᵀ]x_b = x_aᵀΘx_b + u·x_b. ``Theta`` below has d or d + 1 rows; both work everywhere.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +17,31 @@ class InputError(ValueError):
 
 def refuse(name: str, expected: str, got: object, hint: str) -> NoReturn:
     raise InputError(f"{name}: expected {expected}; got {got}. Try: {hint}.")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, of numpy's, of torch's on a device or of torch's on the CPU."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    words = ("allocate memory", "not enough memory", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def too_large(name: str, error: BaseException) -> InputError:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return InputError(f"{name}: expected sizes that fit this machine's memory; got larger ones ({said}). "
+                      "Try: fewer or shorter sequences, a smaller width, or float32.")
+
+
+@contextmanager
+def memory(name: str) -> Iterator[None]:
+    """Turns a failed allocation inside into a sentence about ``name``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise too_large(name, error) from error
 
 
 def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
@@ -34,6 +60,7 @@ def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
             f"{name}: expected a tensor or array of real numbers; got {type(value).__name__} "
             f"({error}). Try: torch.as_tensor(...) on it first."
         ) from None
+    _readable(name, tensor)
     if tensor.is_complex() or tensor.dtype == torch.bool:
         refuse(name, "real numbers", f"dtype {tensor.dtype}", "convert to float32 or float64")
     if not tensor.is_floating_point() and not (keep_int8 and tensor.dtype == torch.int8):
@@ -47,12 +74,27 @@ def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
     return tensor.detach()
 
 
+def _readable(name: str, tensor: Tensor) -> None:
+    """Refuse tensors whose entries cannot be computed with as they are."""
+    if tensor.is_nested:
+        refuse(name, "one dense tensor", "a nested one", "Examples.pad(list_of_X, list_of_Y)")
+    if tensor.layout != torch.strided:
+        refuse(name, "a dense tensor", f"layout {tensor.layout}", "tensor.to_dense()")
+    if tensor.is_meta:
+        refuse(name, "a tensor with values", "one on the meta device, which has a shape only",
+               "load the values first")
+    if tensor.is_quantized:
+        refuse(name, "real numbers", f"dtype {tensor.dtype}", "tensor.dequantize()")
+    if tensor.is_floating_point() and tensor.dtype.itemsize < 2:
+        refuse(name, "float16, bfloat16, float32 or float64", f"dtype {tensor.dtype}", "tensor.to(torch.float32)")
+
+
 def _array(value: Any) -> np.ndarray:
-    """Nested lists, of tensors too; a copy where the memory may not be written to."""
+    """Nested lists, of tensors too; a copy where the memory may not be written to or runs backwards."""
     if isinstance(value, (list, tuple)):
         value = [v.detach().cpu().numpy() if isinstance(v, Tensor) else v for v in value]
     array = np.asarray(value)
-    return array if array.flags.writeable else array.copy()
+    return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
 
 
 def _ragged(value: Sequence[Any]) -> bool:

@@ -1,7 +1,7 @@
 """The first paper's non-degeneracy conditions as numbers measured on a layer, or on estimates of its parts.
 
-The paper asks for heads in general position without giving constants; the bounds below are ours, and generous: what
-falls under them is visibly degenerate.
+The kinds of condition are the paper's; the bounds below are ours, and generous: what falls under them is visibly
+degenerate.
 """
 
 from __future__ import annotations

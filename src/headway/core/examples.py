@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
-from headway.core.files import open_tensors, write_tensors
+from headway.core.files import open_tensors, workshop, write_tensors
 from headway.core.layer import MASKS, AttentionLayer, save_layer
 
 BLOCK = 1024  # sequences drawn at a time; part of what a seed means, so never changed
@@ -41,6 +40,7 @@ class Examples:
         checks.shape("examples.X", X, ("n", "k", "d"), "one (k, d) matrix per sequence, stacked")
         n, k, _ = X.shape
         checks.shape("examples.Y", Y, (n, k, "e"), "the n and k of X; did you transpose?")
+        _columns("examples.Y", tuple(Y.shape))
         if padding is not None:
             padding = torch.as_tensor(padding, device=X.device)
             if padding.dtype != torch.bool:
@@ -104,6 +104,23 @@ class Examples:
                     sha.update(f"{part.dtype}{tuple(part.shape[1:])}".encode())
                     sha.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
+
+    def hashes(self) -> np.ndarray:
+        """One number for every sequence, (n,) int64: says which sequences two sets of examples share.
+
+        BLAKE2b over the rows that count, X beside Y, in float32: filling does not matter, and a sequence stored in
+        another precision is known again. Eight bytes each; two sets of a million unlike sequences share one by
+        chance with probability 5e-8.
+        """
+        sizes = self.width.to_bytes(8, "little") + self.out_width.to_bytes(8, "little")
+        found = []
+        for batch in self.batches(BLOCK):
+            rows = torch.cat([batch.X.float(), batch.Y.float()], dim=2).add_(0.0).cpu().numpy()  # no −0
+            keep = None if batch.padding is None else (~batch.padding).cpu().numpy()
+            for i, row in enumerate(rows):
+                found.append(hashlib.blake2b(row if keep is None else row[keep[i]], digest_size=8,
+                                             person=sizes).digest())
+        return np.frombuffer(b"".join(found), dtype="<i8").astype(np.int64)
 
     @classmethod
     def pad(cls, Xs: Sequence[Any], Ys: Sequence[Any], mask: str = "none") -> Examples:
@@ -200,7 +217,26 @@ class Shards(Examples):
                 parts[name].append(self._file(j).get_slice(name)[low : low + len(run)])
         whole = {name: torch.cat(pieces) for name, pieces in parts.items()}
         padding = whole["padding"].bool() if "padding" in whole else None
-        return Examples(whole["X"], whole["Y"], padding, self.mask)
+        try:
+            return Examples(whole["X"], whole["Y"], padding, self.mask)
+        except checks.InputError:
+            self._name_what_is_not_finite()
+            raise
+
+    def _name_what_is_not_finite(self) -> None:
+        """The first such entry of all, whatever part was being read: the same words however it was come upon."""
+        for j, path in enumerate(self.files):
+            for low in range(0, self._starts[j + 1] - self._starts[j], BLOCK):
+                for name in ("X", "Y"):
+                    part = self._file(j).get_slice(name)[low : low + BLOCK]
+                    bad = (~torch.isfinite(part)).nonzero()
+                    if not len(bad):
+                        continue
+                    row, token, feature = bad[0].tolist()
+                    checks.refuse(
+                        f"examples.{name}", "finite numbers", f"{part[row, token, feature].item()} in {path.name}, "
+                        f"row {low + row} there (sequence {self._starts[j] + low + row} of all), token {token}, "
+                        f"feature {feature}", "drop or repair such sequences")
 
 
 def write(
@@ -216,8 +252,8 @@ def write(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         checks.refuse("folder", "a new or empty folder", f"{target}, which is neither", "another name")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as hidden:
-        inside = Path(hidden) / target.name
+    with workshop(target) as hidden:
+        inside = hidden / target.name
         inside.mkdir()
         written = 0
         for batch in batches:
@@ -238,6 +274,7 @@ def _write_shard(path: Path, batch: Examples) -> None:
     write_tensors(path, tensors, {"kind": KIND, "mask": batch.mask})
 
 
+@checks.memory("count, length")
 def draw(
     layer: AttentionLayer,
     count: int,
@@ -375,6 +412,11 @@ def rebatch(batches: Iterable[Examples], sizes: Sequence[int]) -> Iterator[Examp
         held = [whole.take(range(size, len(whole)))]  # kept even if empty: it knows the shapes
 
 
+def _columns(name: str, shape: tuple[int, ...]) -> None:
+    if shape[-1] == 0:
+        checks.refuse(name, "at least one output column", f"shape {shape}", "check how Y was loaded")
+
+
 def _join(parts: list[Examples]) -> Examples:
     if len(parts) == 1:
         return parts[0]
@@ -431,5 +473,6 @@ def _shard_head(path: Path) -> dict[str, Any]:
         sizes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     if len(sizes["X"]) != 3 or len(sizes["Y"]) != 3 or sizes["X"][:2] != sizes["Y"][:2]:
         checks.refuse(str(path), "X (n, k, d) and Y (n, k, e)", json.dumps(sizes), "did you transpose?")
+    _columns(f"{path}: Y", sizes["Y"])
     return {"count": sizes["X"][0], "X": sizes["X"][1:], "Y": sizes["Y"][1:],
             "padding": "padding" in names, "mask": checks.choice("mask", meta.get("mask", "none"), MASKS)}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import shutil
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +20,26 @@ from torch import Tensor
 from headway.core import checks
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def regular(path: Path, expected: str = "a file", hint: str = "a path to a file") -> Path:
+    """The path, refused if what stands there is no file: to read a pipe or a device may take for ever."""
+    try:
+        kind = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return path  # the one who opens it says what is wrong
+    if not stat.S_ISREG(kind):
+        what = "a folder" if stat.S_ISDIR(kind) else "a pipe, a socket or a device"
+        checks.refuse(str(path), expected, what, hint)
+    return path
+
+
+def write_bytes(path: Path, *data: bytes | memoryview) -> None:
     """Write to a temporary name beside ``path``, flush to disk, move: whole or not at all."""
     if path.exists() and not path.is_file():
         checks.refuse(str(path), "a file, or a name for a new one", "a folder, a device or a pipe", "another name")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
@@ -33,18 +49,64 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise
 
 
+@contextmanager
+def workshop(target: Path) -> Iterator[Path]:
+    """A hidden folder beside ``target`` to make it in, gone afterwards.
+
+    A process that is killed leaves its folder behind, and the next one that makes the same target removes it: the
+    lock on a folder ends with the process that holds it, so folders still worked in are left alone.
+    """
+    prefix = f".{target.name}.making-"
+    for old in target.parent.glob(f"{glob.escape(prefix)}*"):
+        held = _lock(old)
+        if held is not None:
+            shutil.rmtree(old, ignore_errors=True)
+            os.close(held)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as name:
+        held = _lock(Path(name))
+        try:
+            yield Path(name)
+        finally:
+            if held is not None:
+                os.close(held)
+
+
+def _lock(folder: Path) -> int | None:
+    """A handle that holds the folder; none if another process does, or nobody can."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: leave everything in place
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Copies, so that parts sharing memory are stored each on its own."""
+    """Copies, so that parts sharing memory are stored each on its own; the same tensors give the same bytes."""
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    write_bytes(path, save(copies, metadata=dict(metadata)))
+    data = save(copies, metadata=dict(metadata))
+    # A file is: the header's length in 8 bytes, the header in JSON, the tensors. The library shuffles the header.
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    write_bytes(path, len(header).to_bytes(8, "little"), header, memoryview(data)[end:])
 
 
 def open_tensors(path: Path) -> Any:
     """A safetensors file opened for slicing; anything else is refused."""
+    regular(path, "a whole safetensors file")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -60,9 +122,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_json(path: Path, what: str, hint: str = "headway learn EXAMPLES --out RUN") -> dict[str, Any]:
+    regular(path, what, hint)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise checks.InputError(
             f"{path}: expected {what}; got no readable JSON ({error}). Try: {hint}."
         ) from None

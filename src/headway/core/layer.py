@@ -145,6 +145,7 @@ class AttentionLayer:
         return replace(self, Theta=Theta, W=W[order], key_bias=key_bias)
 
     @classmethod
+    @checks.memory("heads, width")
     def random(
         cls,
         heads: int,

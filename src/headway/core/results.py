@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, NoReturn
 
 from headway.core.convert import Factors, factored
 from headway.core.layer import AttentionLayer
@@ -54,6 +55,19 @@ class Fit:
         return f"Fit({self.layer!r}, {self.status.kind}: {self.status.sentence})"
 
 
+class Verdict(StrEnum):
+    """What a claim comes to: yes, no or undecided. Each compares with its word, and none is true or false: "no" is
+    a word like the others, and ``if claim.holds`` would take it for a yes."""
+
+    YES = "yes"
+    NO = "no"
+    UNDECIDED = "undecided"
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"a verdict ({self}) is neither true nor false; use certificate.established(name), or "
+                        "compare: claim.holds == 'yes'")
+
+
 @dataclass(frozen=True)
 class Claim:
     """One statement about a layer: what it rests on, whether it holds (yes, no, undecided) and why."""
@@ -61,9 +75,12 @@ class Claim:
     name: str
     statement: str
     assumption: str
-    holds: str
+    holds: Verdict
     reason: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "holds", Verdict(self.holds))  # a word, where it comes from a file
 
     def __str__(self) -> str:
         return f"{self.name}: {self.holds}. {self.statement}: {self.reason}."
@@ -82,6 +99,10 @@ class Certificate:
             if claim.name == name:
                 return claim
         raise KeyError(f"no claim {name!r}; there are {', '.join(repr(c.name) for c in self.claims)}")
+
+    def established(self, name: str) -> bool:
+        """Whether the claim of this name holds; undecided is not established."""
+        return self[name].holds == Verdict.YES
 
     def __str__(self) -> str:
         return "\n".join(str(claim) for claim in self.claims)

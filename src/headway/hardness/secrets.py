@@ -1,4 +1,7 @@
-"""Layers that hide a secret: the instances behind the first paper's lower bounds, for sequences of two tokens.
+"""Layers that hide a secret, for sequences of two tokens: our instances of what the first paper's lower bounds say.
+
+That worst cases cost exponentially in the heads is the paper's statement; the layers below, which hide a parity or
+a rounded inner product, were worked out here and are not claimed to be the ones of its proofs.
 
 With z = (x_2 − x_1)/2 ∈ {−1, 0, 1}^d and Θ_i = β e_ℓ (v + b_i e_ℓ')ᵀ, the first query prefers the second token by
 2β x_1ℓ (⟨v, z⟩ + b_i z_ℓ'). For large β a head is a step of the integer ⟨v, z⟩, and sums of steps,

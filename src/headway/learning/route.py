@@ -8,7 +8,9 @@ step is a stage (stages.py).
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -21,8 +23,9 @@ from torch import Tensor
 
 from headway.core import checks
 from headway.core.convert import as_function
-from headway.core.examples import Examples, ask
+from headway.core.examples import Examples, Shards, ask
 from headway.core.layer import MASKS, AttentionLayer
+from headway.core.names import METHODS, SEARCHES
 from headway.core.results import Fit, NotLearnedError
 from headway.learning import moments
 from headway.learning.baselines import descend, lbfgs
@@ -38,12 +41,12 @@ from headway.runs.store import Run, Stage
 if TYPE_CHECKING:
     from headway.sculpting.sculpt import Thresholds
 
-METHODS = ("moments", "starts", "sculpt", "descent", "lbfgs")
 BUDGET = 20  # products for each unknown of a rough fit: one that is worth polishing has come near by then
 SHORT = 5  # iterations of a polish that is not expected to help
 NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 
 
+@checks.memory("examples")
 def learn(
     examples: Examples | None = None,
     heads: int | str = "auto",
@@ -67,7 +70,7 @@ def learn(
     seed: int = 0,
     strict: bool = False,
     device: torch.device | str | None = None,
-    run: Run | None = None,
+    run: str | os.PathLike[str] | Run | None = None,
     progress: Progress | None = None,
 ) -> Fit:
     """Find m, Θ_i, u_i, W_i and c with Y = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ.
@@ -82,10 +85,13 @@ def learn(
     a low rank of the Θ_i where it shows, an int imposes it, None never. starts: random starts tried before
     giving up. limit: Gauss–Newton iterations in one solve. seconds: stop after about this long with the best fit so
     far (what a resumed run finds then depends on the clock). A tenth of the examples (2,000 at most) is held out
-    and only used to judge. With "sculpt" alone: search, "gauss-newton" or the paper's "net"; polish, whether to
-    go on to the floor of the arithmetic; thresholds, the constants the paper leaves open; truth, a layer to which
-    the trace then gives distances and at which nothing else looks. strict=True raises NotLearnedError unless the
-    status is ok. run: a folder that keeps the stages. progress: called with {"stage", "residual", "heads"}.
+    for validation: not fitted, it chooses starts, counts and ranks and settles the status. With "sculpt" alone:
+    search, "gauss-newton" or the paper's "net"; polish, whether to go on to the floor of the arithmetic;
+    thresholds, the constants of sculpting, which are ours; truth, a layer to which the trace then gives distances
+    and at which nothing else looks. strict=True raises NotLearnedError unless the status is ok. run: a folder that
+    keeps the stages and the result; it belongs to these examples and settings, and others are refused. An
+    interrupted run goes on, one whose seconds ran out goes on for as many more, a finished one is read back.
+    progress: called with {"stage", "residual", "heads"}.
 
     In place of examples an ``oracle``: a function of X (n, k, d), or an nn.MultiheadAttention, that is shown
     ``count`` random sequences (default 10·d²/length, at least 2,000) of ``length`` tokens of ``width`` features
@@ -117,14 +123,20 @@ def learn(
         checks.number("seconds", seconds, strictly=True)
     if isinstance(rank, int):
         checks.whole("rank", rank, 1, examples.width)
-    settings = (examples, wanted, rank, checks.whole("max_heads", max_heads), starts, limit, seconds, seed, device,
-                run, progress)
-    if method == "sculpt":
+    checks.choice("search", search, SEARCHES)
+    checks.whole("max_heads", max_heads)
+    kept = _kept(run, examples, {
+        "heads": wanted, "method": method, "search": search, "polish": bool(polish), "rank": rank,
+        "max_heads": int(max_heads), "starts": int(starts), "limit": int(limit), "seconds": seconds,
+        "seed": int(seed), "device": None if device is None else str(device)}, thresholds, truth)
+    settings = (examples, wanted, rank, max_heads, starts, limit, seconds, seed, device, kept, progress)
+    if kept is not None and kept.finished:
+        fit = kept.fit()
+    elif method == "sculpt":
         # Sculpting stands below learning and is asked for by name only.
-        from headway.sculpting.provable import SEARCHES, Provable
+        from headway.sculpting.provable import Provable
         from headway.sculpting.sculpt import Thresholds
 
-        checks.choice("search", search, SEARCHES)
         sculpting = Provable(*settings)
         sculpting.search, sculpting.polishing, sculpting.truth = search, polish, truth
         sculpting.thresholds = thresholds or Thresholds()
@@ -133,11 +145,37 @@ def learn(
         route = _Moments(*settings)
         route.starting = method == "starts"
         fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
-    if run is not None:
-        run.finish(fit)
+    if kept is not None and not kept.finished:
+        kept.finish(fit, examples.hashes())
     if strict and not fit.status.ok:
         raise NotLearnedError(fit)
     return fit
+
+
+def _kept(
+    run: str | os.PathLike[str] | Run | None, examples: Examples, options: dict[str, Any],
+    thresholds: Thresholds | None, truth: AttentionLayer | None,
+) -> Run | None:
+    """The run of these examples and settings; a folder that belongs to others is refused."""
+    if run is None:
+        return None
+    if not isinstance(run, (str, os.PathLike, Run)):
+        checks.refuse("run", "the path of a folder", type(run).__name__, "run='runs/first'")
+    kept = run if isinstance(run, Run) else Run.at(run)
+    own: dict[str, Any] = {"digest": examples.digest(), "examples": "in memory", "options": options}
+    if isinstance(examples, Shards):
+        own["examples"] = str(examples.folder.resolve())
+    more: dict[str, Any] = {} if thresholds is None else {"thresholds": asdict(thresholds)}
+    if truth is not None:
+        more["truth"] = hashlib.sha256(b"".join(
+            name.encode() + tensor.detach().cpu().to(torch.float64).contiguous().numpy().tobytes()
+            for name, tensor in sorted(truth.tensors().items()))).hexdigest()
+    if more:
+        own["more"] = more
+    if isinstance(examples, Shards) and "thresholds" not in more:
+        own["command"] = "learn"  # which makes it again
+    kept.claim(own)
+    return kept
 
 
 def _asked(

@@ -72,6 +72,7 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     """
     d = examples.width
     chosen = spaced(index, min(len(index), FRAME_SEQUENCES))
+    _refuse_sizes(examples, chosen, device)
     first = examples.take(chosen[:1])
     zero = torch.zeros(d, dtype=torch.float64, device=device)
     eye = torch.eye(d, dtype=torch.float64, device=device)
@@ -109,6 +110,17 @@ def _parts(examples: Examples, chosen: np.ndarray, device: torch.device) -> Iter
         rows = slice(None) if part.padding is None else ~part.padding.reshape(-1)
         yield (part.X.reshape(-1, part.width)[rows].to(device, torch.float64),
                part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64))
+
+
+def _refuse_sizes(examples: Examples, chosen: np.ndarray, device: torch.device) -> None:
+    """Numbers whose squares leave the range of float64."""
+    peaks = {"X": 0.0, "Y": 0.0}
+    for x, y in _parts(examples, chosen, device):
+        peaks = {"X": max(peaks["X"], float(x.abs().max())), "Y": max(peaks["Y"], float(y.abs().max()))}
+    for what, peak in peaks.items():
+        if peak > 0 and not 1e-140 < peak < 1e150:
+            checks.refuse(f"examples.{what}", "numbers whose squares can be added up, from 1e-140 to 1e150 in size",
+                          f"numbers up to {peak:.1e}", f"{what} divided by their size")
 
 
 def _spread_of(

@@ -165,7 +165,7 @@ class Stages:
             "examples": len(self.examples), "held_out": len(self.source.held), "used": best.sequences,
             "floor": size.floor(m), "unknowns": size.unknowns(m),
             "unidentified_directions": self.examples.width - self.source.d, "products": products,
-            "seconds": time.perf_counter() - self.begun,
+            "out_of_time": best.reason == "time", "seconds": time.perf_counter() - self.begun,
         }
         if best.rank is not None and best.held < 1e-6:
             groups = [group for group in key_groups(layer) if len(group) > 1]
@@ -177,7 +177,7 @@ class Stages:
     def status(self, best: Polished, structured: bool, noise: float, size: Size) -> Status:
         m, held = best.Theta.shape[0], best.held
         count = heads_of(m)
-        numbers = {"held_out_error": held, "floor": self.floor, "heads": float(m)}
+        numbers = {"held_out_error": held, "arithmetic_floor": self.floor, "heads": float(m)}
         blind = self.examples.width - self.source.d
         tail = (f" {blind} of {self.examples.width} token directions are never visited and stay unidentified."
                 if blind else "")

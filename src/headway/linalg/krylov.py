@@ -71,7 +71,14 @@ def _ritz(alpha: list[float], beta: list[float]) -> tuple[Tensor, Tensor]:
 
 
 def lanczos_error(steps: int, size: int, confidence: float) -> float:
-    """ε with |λ_min − least Ritz value| ≤ ε(λ_max − λ_min), for a random start, with this confidence, whatever the
-    spectrum: 1.648·√size·exp(−√ε(2·steps − 1)) ≤ 1 − confidence (Kuczyński and Woźniakowski, 1992)."""
+    """ε with λ_min ≤ least Ritz value ≤ λ_min + ε(λ_max − λ_min), with this confidence, whatever the spectrum:
+    1.648·√size·exp(−√ε(2·steps − 1)) ≤ 1 − confidence (Kuczyński and Woźniakowski, 1992). The largest is bounded
+    alike, from below.
+
+    ``size`` is the dimension of the space on whose sphere the start is uniform, and which the operator maps into
+    itself: a Gaussian vector, projected where the operator lives on a subspace. What can go wrong is that the
+    start has less than τ ≈ (1 − confidence)/(0.824·√size) of the least eigenvector; this one event covers every
+    number of steps, so one may look at the values while it runs and stop when they suffice.
+    """
     root = math.log(1.648 * math.sqrt(size) / (1.0 - confidence)) / (2 * steps - 1)
     return root**2

@@ -202,6 +202,18 @@ class Products:
         self.count += 2
         return G
 
+    def curvature_given_w(self, dTheta: Tensor) -> Tensor:
+        """JᵀJ v with nothing projected out: the curvature were W and c known."""
+        G = torch.zeros_like(self.Theta)
+        for i, rows in enumerate(self.problem.chunks):
+            P, _ = self._at(i)
+            dY = attention.project(rows.tangent(P, dTheta), self.W)
+            if rows.valid is not None:
+                dY = dY * rows.valid
+            G += rows.cotangent(P, attention.spread(dY, self.W), G)
+        self.count += 2
+        return G
+
     def blocks(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(Q, M): head i's block is about Q ⊗ M_i, Q the queries' second moment and M_i = Σ_rows C W_iW_iᵀ C the
         keys' side, estimated by one random probe ω per row:

@@ -247,9 +247,9 @@ def _loss(story: Story) -> list[Chart]:
     top = math.log10(highest) + 0.1
     count = len(story.training)
     return [Chart(
-        "loss", "Loss and bound", f"Training loss against the iteration; dashed, the bound known beforehand "
-        f"(its hypotheses hold for {applies} of {count} settings); diamonds, the bound computed afterwards "
-        f"({certified} of {count}). Above log 2, shaded, a bound says no more than guessing would.",
+        "loss", "Loss and bound", "Training loss against the iteration; dashed, the training bound known "
+        f"beforehand (its hypotheses hold for {applies} of {count} settings); diamonds, the bound computed "
+        f"afterwards ({certified} of {count}). Above log 2, shaded, a bound says no more than guessing would.",
         f"Training loss of {count} settings on a logarithmic axis. A bound applies beforehand to {applies}, "
         f"afterwards to {certified}. The region above log 2 is marked as vacuous.",
         data, {"xaxis": {"title": {"text": "iteration"}},

@@ -179,9 +179,9 @@ def plot_dial(rows: Sequence[Mapping[str, Any]], dial: str, ax: Axes | None = No
     axis = _axis(ax)
     for j, (learner, xs, groups) in enumerate(_along(rows, dial)):
         part = [sum(row["success"] for row in group) / len(group) for group in groups]
-        # Lines that coincide stay visible: each is moved by a little.
-        axis.plot(xs, [p - 0.012 * j for p in part], marker="os^Dv"[j % 5], color=COLOURS[j % len(COLOURS)],
-                  label=learner, markersize=4, linewidth=1.2)
+        # Lines that coincide stay visible: the later ones are thinner, their markers smaller, over the earlier.
+        axis.plot(xs, part, marker="os^Dv"[j % 5], color=COLOURS[j % len(COLOURS)], label=learner,
+                  markersize=max(3.0, 10.0 - 2.0 * j), linewidth=max(1.0, 5.4 - 1.3 * j))
     axis.set_ylim(-0.12, 1.08)
     return _named(axis, dial, "success", 7)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from headway.core import checks
 from headway.core.files import write_bytes
+from headway.core.plain import finite
 from headway.report.charts import charts, maps
 from headway.report.story import PAPERS, Story, gather, plain
 
@@ -70,18 +71,8 @@ def _part(name: str) -> str:
 
 def _embedded(data: Any) -> str:
     """JSON that cannot end the script element it stands in."""
-    text = json.dumps(_finite(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(finite(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return value
 
 
 def _shown(value: float, otherwise: str = "–") -> str:

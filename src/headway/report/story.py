@@ -22,6 +22,7 @@ from headway.core.files import read_json
 from headway.core.layer import AttentionLayer, load_layer
 from headway.core.match import Match, match
 from headway.core.results import Certificate, Fit
+from headway.runs import traces
 from headway.runs.store import Run
 
 TRAINED = "headway-train-1"
@@ -160,23 +161,12 @@ def _trained(run: Run) -> Story:
         checks.refuse(str(run.path / "results.json"), "at least one setting", "none", again)
     results = found["results"]
     first = [result for result in results if result["trial"] == 0]
-    training = tuple(zip(_labels(first), first, strict=True))
+    training = tuple(zip(traces.labels(first), first, strict=True))
     best = min(first, key=lambda r: r["columns"]["loss"][-1])
     facts = (("settings", str(len(first))), ("trials", str(1 + max(r["trial"] for r in results))),
              ("iterations", f"{best['steps']:,}"), ("least loss", f"{best['columns']['loss'][-1]:.1e}"))
-    sentences = (best["sentence"],)
-    if len(first) > 1:
-        sentences = (f"{len(first)} settings were trained. The one of least loss, H = {best['heads']:g}, step "
-                     f"{best['step']:g}: {best['sentence']}",)
-    return Story("Trained by descent", True, sentences, facts, command(run.config), run.config,
-                 dict(found["versions"]), training=training)
-
-
-def _labels(results: list[Mapping[str, Any]]) -> list[str]:
-    """Each setting by what tells it from the others."""
-    letters = {"heads": "H", "step": "η", "zeta": "ζ", "count": "n"}
-    differ = [name for name in letters if len({result[name] for result in results}) > 1] or ["heads"]
-    return [", ".join(f"{letters[name]} = {result[name]:g}" for name in differ) for result in results]
+    return Story("Trained by descent", True, (traces.told(first, ("heads", "step")),), facts, command(run.config),
+                 run.config, dict(found["versions"]), training=training)
 
 
 def command(config: Mapping[str, Any]) -> str | None:

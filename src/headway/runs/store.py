@@ -2,7 +2,9 @@
 
 Every file is written to a temporary name and moved, so that a run killed at any moment holds only whole
 files. Stages are saved as they finish; a resumed run reads them back instead of computing them again.
-Nothing is ever unpickled.
+
+A run belongs to its examples and settings: config.json holds the digest of the one and all of the other, and every
+stage carries a hash of both. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,54 +18,125 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from headway.core import checks
-from headway.core.files import read_json, read_tensors, write_json, write_tensors
+from headway.core.files import read_json, read_tensors, regular, write_json, write_tensors
 from headway.core.layer import AttentionLayer, load_layer, save_layer
 from headway.core.results import Certificate, Claim, Fit, Status
+from headway.runs import schema
+from headway.runs.schema import FILES, FREE
 
 Stage = tuple[dict[str, Tensor], dict[str, Any]]
-KIND = "headway-run-1"
-CERTIFICATE = "headway-certificate-1"
-MANIFEST = {"status", "stats", "trace", "versions", "sha256"}
-FILES = ("config.json", "layer.safetensors", "truth.safetensors")
+KIND = schema.RUN
+CERTIFICATE = schema.CERTIFIED
+WRITTEN = "a run folder written by headway learn"
+SEEN = "seen.safetensors"  # a hash of every sequence the layer was learned from
 
 
 class Run:
     """One run folder. ``stage`` runs a computation once and for all."""
 
-    def __init__(self, path: Path, config: dict[str, Any]) -> None:
-        self.path, self.config = path, config
+    def __init__(self, path: Path, config: dict[str, Any], truth: AttentionLayer | None = None) -> None:
+        self.path, self.config, self._truth = path, config, truth
+
+    @property
+    def begun(self) -> bool:
+        return (self.path / "config.json").exists()
 
     def begin(self) -> None:
         """Make the folder and write its configuration, unless that is done."""
-        if not (self.path / "config.json").exists():
-            (self.path / "stages").mkdir(parents=True, exist_ok=True)
+        if not self.begun:
+            self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", self.config)
+            if self._truth is not None:
+                save_layer(self.path / "truth.safetensors", self._truth)
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
+    def create(
+        cls, path: str | os.PathLike[str], config: Mapping[str, Any], truth: AttentionLayer | None = None
+    ) -> Run:
         """A run to come: the folder must be free, and appears with the first stage that finishes, so that input
-        refused at the door leaves nothing behind."""
+        refused at the door leaves nothing behind. ``truth``: the hidden layer of a demonstration, kept beside."""
         folder = Path(path)
         whole = {"kind": KIND, **json.loads(json.dumps(dict(config)))}
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            checks.refuse("out", "a new or empty folder", f"{folder}, which is neither",
-                          f"another name, or --resume {folder} to go on with that run")
-        return cls(folder, whole)
+        if folder.exists() and not _vacant(folder):
+            # Only learn goes on with a run.
+            resume = f", or --resume {folder} to go on with that run" * (config.get("command", "learn") == "learn")
+            checks.refuse("out", "a new or empty folder", f"{folder}, which is neither", f"another name{resume}")
+        return cls(folder, whole, truth)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
+        """The run in this folder; refused if its configuration is not one that headway writes."""
         folder = Path(path)
-        config = read_json(folder / "config.json", "a run folder written by headway learn")
+        if folder.is_dir() and any(folder.iterdir()) and _vacant(folder):
+            checks.refuse(str(folder), "a run that has begun", "one stopped before it wrote anything",
+                          f"the command that made it once more, with --out {folder}: nothing is lost")
+        config = read_json(folder / "config.json", WRITTEN)
         if config.get("kind") != KIND:
             checks.refuse(str(folder), f"a run of kind {KIND}", config.get("kind"), "headway learn again")
+        schema.check(folder / "config.json", config, schema.CONFIG, "a configuration as headway writes it",
+                     "make the run again")
         return cls(folder, config)
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> Run:
+        """The run in this folder if there is one, else one to come."""
+        folder = Path(path)
+        return cls.open(folder) if (folder / "config.json").exists() else cls.create(folder, {})
 
     @property
     def finished(self) -> bool:
         return (self.path / "manifest.json").exists()
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the run ended only because its seconds did, so that more of them may end it better."""
+        if not self.finished:
+            return False
+        found = self.manifest()
+        return bool(found["stats"].get("out_of_time")) and not Status(**found["status"]).ok
+
+    # -- whose run it is ------------------------------------------------------------------------------------
+
+    def claim(self, own: Mapping[str, Any]) -> None:
+        """Make this the run of ``own`` (digest, options, examples, more): write it down the first time, refuse what
+        differs ever after. Seconds, device and the place of the examples may change while a run goes on."""
+        own = json.loads(json.dumps(dict(own)))
+        mine = self.config
+        if "digest" in mine and mine["digest"] != own["digest"]:
+            checks.refuse("run", f"the examples {self.path} began with (digest {mine['digest'][:12]}…)",
+                          f"other ones (digest {own['digest'][:12]}…)", "another folder for these")
+        if "options" not in mine:
+            if self.finished or any((self.path / "stages").glob("*")):
+                checks.refuse("run", "a run that says which settings it was made with",
+                              f"{self.path}, whose config.json does not", "another folder")
+            self._rewrite({**own, **mine, "digest": own["digest"], "options": own["options"]})
+            return
+        for name, value in _fixed({**mine["options"], **mine.get("more", {})}).items():
+            other = {**own["options"], **own.get("more", {})}.get(name)
+            if other != value:
+                checks.refuse("run", f"{name}={value!r}, as {self.path} began", f"{name}={other!r}",
+                              "the same setting, or another folder")
+        extra = set(own.get("more", {})) - set(mine.get("more", {}))
+        if extra:
+            checks.refuse("run", f"no {sorted(extra)[0]}, as {self.path} began", "one", "another folder")
+        if self.out_of_time:
+            # The layer to come is another one: what was said of this one goes with the manifest.
+            for name in ("manifest.json", "certificate.json"):
+                (self.path / name).unlink(missing_ok=True)
+        if not self.finished:
+            place = own["examples"] if Path(own["examples"]).is_absolute() else mine["examples"]
+            self._rewrite({**mine, "examples": place, "options": own["options"]})
+
+    def _rewrite(self, config: dict[str, Any]) -> None:
+        if config != self.config:
+            self.config = config
+            if self.begun:
+                write_json(self.path / "config.json", config)
 
     def stage(self, name: str, compute: Callable[[], Stage]) -> Stage:
         """What ``compute`` returned the first time this stage was run.
@@ -79,20 +152,28 @@ class Run:
             write_tensors(path, tensors, {"info": json.dumps(info), "config": self._digest()})
         try:
             tensors, meta = read_tensors(path)
-        except checks.InputError:
+            info = json.loads(meta.get("info", ""))
+        except ValueError:  # which a complaint about input is too
             checks.refuse(str(path), "a whole stage", "a damaged file",
                           f"delete it, then headway learn --resume {self.path}")
         if meta.get("config") != self._digest():
             checks.refuse(str(path), "a stage made with this run's config.json", "one made with other settings",
                           "headway learn afresh")
-        return {part: tensor.clone() for part, tensor in tensors.items()}, json.loads(meta["info"])
+        return {part: tensor.clone() for part, tensor in tensors.items()}, info
 
     def _digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
+        """Of what the stages depend on: not where the examples lie, nor how long the run may take and on what."""
+        config = {name: value for name, value in self.config.items() if name != "examples"}
+        if "options" in config:
+            config["options"] = _fixed(config["options"])
+        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
-    def finish(self, fit: Fit) -> None:
-        """Write the layer, then the manifest: a run without a manifest is not finished."""
+    def finish(self, fit: Fit, seen: np.ndarray | None = None) -> None:
+        """Write the layer and what it was learned from, as hashes of the sequences; then the manifest: a run
+        without a manifest is not finished."""
         self.begin()
+        if seen is not None:
+            write_tensors(self.path / SEEN, {"hashes": torch.from_numpy(seen)}, {})
         save_layer(self.path / "layer.safetensors", fit.layer)
         hashes = {name: _sha256(self.path / name) for name in FILES if (self.path / name).exists()}
         write_json(self.path / "manifest.json", {
@@ -111,10 +192,9 @@ class Run:
             checks.refuse(str(self.path), "a finished run", "one without manifest.json",
                           f"headway report {self.path}, which shows training runs that are done" if trained else
                           f"headway learn --resume {self.path}")
-        found = read_json(self.path / "manifest.json", "a run folder written by headway learn")
-        if found.get("kind") != KIND or not MANIFEST <= set(found):
-            checks.refuse(str(self.path / "manifest.json"), f"a manifest of kind {KIND}",
-                          f"one with {sorted(found) or 'nothing'}", "headway learn again")
+        path = self.path / "manifest.json"
+        found = read_json(path, WRITTEN)
+        schema.check(path, found, schema.MANIFEST, f"a manifest of kind {KIND}", "headway learn again")
         return found
 
     def fit(self) -> Fit:
@@ -126,6 +206,14 @@ class Run:
                               "another or none", "headway learn again")
         layer = load_layer(self.path / "layer.safetensors")
         return Fit(layer, Status(**manifest["status"]), manifest["stats"], tuple(manifest["trace"]))
+
+    def seen(self) -> np.ndarray | str | None:
+        """What ``certify`` refuses: the hashes of the sequences learned from, or, in a run that has none, the
+        digest of all of them together."""
+        if (self.path / SEEN).exists():
+            hashes: np.ndarray = read_tensors(self.path / SEEN)[0]["hashes"].numpy()
+            return hashes
+        return self.config.get("digest")
 
     def certified(self, certificate: Certificate, about: Mapping[str, Any]) -> Path:
         """Write certificate.json: the claims, what they were computed from, and with which versions."""
@@ -143,9 +231,10 @@ class Run:
         path = self.path / "certificate.json"
         if not path.exists():
             return None
-        found = read_json(path, "a certificate written by headway certify", "headway certify again")
-        about = found.get("layer_sha256")
-        if found.get("kind") != CERTIFICATE or about != _sha256(self.path / "layer.safetensors"):
+        what, again = "a certificate written by headway certify", "headway certify again"
+        found = read_json(path, what, again)
+        schema.check(path, found, schema.CERTIFICATE, what, again)
+        if found["layer_sha256"] != _sha256(self.path / "layer.safetensors"):
             checks.refuse(str(path), "a certificate of this run's layer", "one of another", "headway certify again")
         claims = tuple(Claim(**claim) for claim in found["claims"])
         return Certificate(claims, found["confidence"], found["settings"])
@@ -154,6 +243,21 @@ class Run:
         """The hidden layer, where the run was a demonstration that knew it."""
         path = self.path / "truth.safetensors"
         return load_layer(path) if path.exists() else None
+
+
+def _fixed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that make a run what it is: for the baselines, which use all their seconds, these too."""
+    free = FREE if options["method"] not in ("descent", "lbfgs") else ("device",)
+    return {name: value for name, value in options.items() if name not in free}
+
+
+def _vacant(folder: Path) -> bool:
+    """Whether a run may be made here: nothing inside, or only what one leaves that was killed as it began."""
+    def left_over(entry: Path) -> bool:
+        return entry.name.startswith(".config.json.") or (
+            entry.name == "stages" and entry.is_dir() and not any(entry.iterdir()))
+
+    return folder.is_dir() and all(left_over(entry) for entry in folder.iterdir())
 
 
 def versions() -> dict[str, str]:
@@ -168,4 +272,4 @@ def versions() -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(regular(path).read_bytes()).hexdigest()

@@ -11,7 +11,8 @@ from typing import Any
 
 from headway.training.bounds import LOG2
 
-__all__ = ["COLOURS", "LOG2", "PANELS", "SAMPLED", "bound", "residuals", "rounds", "spectrum", "starts"]
+__all__ = ["COLOURS", "LOG2", "PANELS", "SAMPLED", "bound", "labels", "residuals", "rounds", "spectrum", "starts",
+           "told"]
 
 Trace = Sequence[Mapping[str, Any]]
 
@@ -21,6 +22,7 @@ PANELS = {
     "loss": ("training loss", True), "train_error": ("training error", False),
     "margin": ("normalised margin", False), "norm": ("‖θ‖", False), "norm_W": ("‖W‖", False),
     "travel": ("‖θ − θ⁰‖", False)}
+LETTERS = {"heads": "H", "step": "η", "zeta": "ζ", "count": "n", "width": "d", "strength": "S", "noise": "noise"}
 SAMPLED = {"test_error": "test error", "test_loss": "test loss", "mass": "attention on relevant tokens"}
 
 
@@ -112,6 +114,22 @@ def rounds(trace: Trace) -> list[Round]:
             told["residual"] = float(phase["residual_quantiles"][len(phase["residual_quantiles"]) // 2])
             found.append(Round(f"round {phase['round'] + 1}", wide, heads - 1, told))
     return found
+
+
+def labels(results: Sequence[Mapping[str, Any]], always: Sequence[str] = ()) -> list[str]:
+    """Each setting by what tells it from the others, and by what is ``always`` named."""
+    here = [name for name in LETTERS if all(name in result for result in results)]
+    differ = [name for name in here if len({result[name] for result in results}) > 1 or name in always] or ["heads"]
+    return [", ".join(f"{LETTERS[name]} = {result[name]:g}" for name in differ) for result in results]
+
+
+def told(results: Sequence[Mapping[str, Any]], always: Sequence[str] = ()) -> str:
+    """What is said of a sweep: the sentence of the setting with the least loss, and which setting that is."""
+    best = min(range(len(results)), key=lambda j: results[j]["columns"]["loss"][-1])
+    if len(results) == 1:
+        return str(results[0]["sentence"])
+    return (f"{len(results)} settings were trained. The one of least loss, {labels(results, always)[best]}: "
+            f"{results[best]['sentence']}")
 
 
 def bound(run: Mapping[str, Any]) -> tuple[list[int], list[float]] | None:

@@ -2,7 +2,7 @@
 
 The candidates are Θ̄ + Σ_j c_jV_j with c on a grid of g points an axis. Least squares for W given a tuple needs only
 blocks of one Gram matrix over all candidates' features, so the examples are read once and a tuple costs one small
-solve. There are C(g^{m−1}, m) tuples: this is the paper's exponential price, and it is refused when too high.
+solve. There are C(g^{m−1}, m) tuples: an exponential price in m, refused when too high.
 """
 
 from __future__ import annotations

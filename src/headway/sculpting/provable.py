@@ -29,7 +29,6 @@ from headway.sculpting import net
 from headway.sculpting.body import span_of
 from headway.sculpting.sculpt import Sculptor, Thresholds
 
-SEARCHES = ("gauss-newton", "net")
 LENGTHS = (2, 8)
 MOST = 5  # heads tried with heads="auto"; each more costs several times the examples of the one before
 

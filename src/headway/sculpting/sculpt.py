@@ -8,8 +8,9 @@
 4  re-sculpt   2 and 3 again with fewer, better rows, until the body stops shrinking
 5  hull        the m − 1 directions in which the body is long, sharpened to first order
 
-The phases are the paper's. How many rows are accepted, how they are weighed, the choice of rows by the hull and
-the sharpening are ours: named in ``Thresholds``, recorded in the trace. Examples pass by in batches; what is kept
+The phases are the paper's, as far as its description is known to us; their form in linear algebra is a
+reconstruction. How many rows are accepted, how they are weighed, the choice of rows by the hull and the sharpening
+are ours: named in ``Thresholds``, recorded in the trace. Examples pass by in batches; what is kept
 is a reservoir of the best rows and a d² × d² Gram matrix.
 """
 
@@ -37,7 +38,7 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Every constant of sculpting that the paper leaves open."""
+    """Every constant of sculpting: ours, chosen by measurement, not taken from the paper."""
 
     first: float = 0.04  # part of all rows accepted in the first round
     shrink: float = 0.5  # each later round accepts this part of what the one before accepted,

@@ -12,7 +12,8 @@ def affine_bound(Z: Tensor, Y: Tensor) -> Tensor:
     """min over Σ q = 1 of ‖y_a − qᵀZ‖ for every row of a sequence, (n, k): a lower bound of the simplex's.
 
     One small inverse a sequence serves all its rows: with D = Z minus its first row the residual is the part of
-    y − z_1 outside the row space of D.
+    y − z_1 outside the row space of D. The ridge ρ = RIDGE · mean ‖z_b − z_1‖² lifts it a little, as a pattern's
+    weights have a norm of at most one: its square is below that of the simplex plus ρ.
     """
     base = Z[:, :1]
     D = Z[:, 1:] - base
@@ -26,7 +27,15 @@ def affine_bound(Z: Tensor, Y: Tensor) -> Tensor:
 
 
 def simplex_fit(Z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """q (n, k) and the residual's norm (n,) for Z (n, k, e), y (n, e): an active-set method, exact up to RIDGE.
+    """q (n, k) and the residual's norm (n,) for Z (n, k, e), y (n, e): an active-set method on the ridged problem.
+
+    That is min ‖y − qᵀZ‖² + ρ‖q‖² with ρ = RIDGE · mean ‖z_b‖². How far q is from the best pattern p depends on how
+    well the tokens are told apart: with σ² the least of ‖vᵀZ‖² over unit v of sum zero,
+
+        ‖q − p‖ ≤ ρ(1 + √k)/(σ² + ρ)  and  ‖y − qᵀZ‖² ≤ ‖y − pᵀZ‖² + 2ρ²(1 + √k)²/(σ² + ρ).
+
+    (Add the variational inequalities of both problems; ρ‖p‖ is the ridge's part, √k that of the multipliers, which
+    are let go below ρ.)
 
     Each row keeps a support. On it the equality-constrained problem is solved; where that leaves the simplex the
     step is cut at the boundary and the token that hit it is dropped; where it does not, the token with the most
@@ -56,7 +65,7 @@ def simplex_fit(Z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         level = (gradient * moved).sum(1, keepdim=True)
         wish = torch.where(on, torch.full_like(gradient, torch.inf), gradient - level)
         least, back = wish.min(1)
-        again = inside & (least < -1e-6 * scale[todo])
+        again = inside & (least < -RIDGE * scale[todo])
         on[rows[again], back[again]] = True
         q[todo], support[todo] = moved, on
         todo = todo[~inside | again]

@@ -60,8 +60,8 @@ def mixture(
     checks.number("noise", noise)
     marked = checks.number("zeta", zeta) * T
     if abs(marked - round(marked)) > 1e-9 or not 1 <= round(marked) <= T:
-        checks.refuse("zeta", "a part of the tokens with zeta·tokens a whole number of at least 1",
-                      f"{zeta:g}·{T} = {marked:g}", f"zeta={max(1, round(marked)) / T:g}")
+        checks.refuse("zeta", "a part of the tokens, at most 1, with zeta·tokens a whole number of at least 1",
+                      f"{zeta:g}·{T} = {marked:g}", f"zeta={min(max(1, round(marked)), T) / T:g}")
     if M + 2 > d:
         checks.refuse("width", f"at least {M + 2}, for {M} nuisance means and two signals at right angles", d,
                       f"width={M + 2}")

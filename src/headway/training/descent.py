@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from headway.core import checks
+from headway.core.names import RULES
 from headway.training.data import Labelled
 from headway.training.network import Network, loss_and_gradient, losses
 
-RULES = ("constant", "normalized", "polyak")
 COLUMNS = ("loss", "gradient", "travel", "norm", "largest_U", "norm_W", "margin", "train_error")
 
 
@@ -52,7 +52,7 @@ def descend(
         loss, gradient, margins = loss_and_gradient(net, data.X, data.y)
         size = gradient.norm()
         norm = net.norm()
-        row = (loss, size, net.minus(begun).norm(), norm, float(net.U.flatten(1).norm(dim=1).max()),
+        row = (loss, size, net.minus(begun).norm(), norm, net.largest_U(),
                math.sqrt(float((net.count * net.W.square().sum((1, 2))).sum())),
                float(margins.min()) / max(norm, 1e-300), float((margins <= 0).double().mean()))
         for name, value in zip(COLUMNS, row, strict=True):

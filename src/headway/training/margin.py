@@ -81,6 +81,16 @@ class Start:
             return math.inf
         return (2 * self.largest_output + math.log(1 / epsilon)) / self.margin.value
 
+    def point(self, net: Network, epsilon: float) -> Network | None:
+        """θ⁰ + g₀(ε)·(the direction of margin γ): of loss ≤ ε where Φ is nearly linear so far; None if γ = 0.
+
+        To first order y_iΦ ≥ γg₀ − B_Φ = B_Φ + log 1/ε there. How much curvature takes away is not bounded here:
+        whoever relies on the point measures its loss, as ``bounds`` does.
+        """
+        if self.margin.direction is None or not self.margin.separable:
+            return None
+        return net.plus(self.margin.direction, self.distance(epsilon))
+
 
 def check_start(net: Network, data: Labelled) -> Start:
     return Start(math.sqrt(float(net.squares().max())), float(net(data.X).abs().max()), tangent_margin(net, data))
@@ -109,7 +119,7 @@ def mixture_margins(tokens: int, zeta: float, strength: float, nuisance: int) ->
 
 
 def explicit_direction(net: Network, data: Labelled) -> tuple[Network, Network]:
-    """The paper's direction at the one-step start, U and W parts of unit norm each, from the mixture's means:
+    """An explicit direction at the one-step start, U and W parts of unit norm each, from the mixture's means:
 
     U_h ∝ 1(μ₊ − μ₋)ᵀ, W_h ∝ α_h Σ_y (μ_y + Σ_jν_j)μ_yᵀ with α_h the head's sign.
     """

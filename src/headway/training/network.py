@@ -7,7 +7,6 @@ heads with multiplicities: H = 10¹² costs what one head costs. Norms and inner
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +42,10 @@ class Network:
     def squares(self) -> Tensor:
         """‖θ_h‖² for one head of each group."""
         return self.U.square().sum((1, 2)) + self.W.square().sum((1, 2))
+
+    def largest_U(self) -> float:
+        """max_h ‖U_h‖."""
+        return float(self.U.flatten(1).norm(dim=1).max())
 
     def minus(self, other: Network) -> Network:
         return Network(self.U - other.U, self.W - other.W, self.count)
@@ -110,40 +113,3 @@ def loss_and_gradient(net: Network, X: Tensor, y: Tensor) -> tuple[float, Networ
     margins = y * net(X)
     weight = -y * torch.sigmoid(-margins) / len(y)
     return float(losses(margins).mean()), net.pull(X, weight), margins
-
-
-def least_head_curvature(net: Network, X: Tensor, y: Tensor, lanczos: Callable[..., tuple[Tensor, Tensor]],
-                         steps: int, generator: torch.Generator) -> float:
-    """A lower bound of λ_min(∇²L̂): the least eigenvalue of Σ_i ℓ'_i y_i ∇²Φ(X_i)/n, block diagonal in heads.
-
-    What it leaves out, the average of ℓ''∇Φ∇Φᵀ, is positive semidefinite and vanishes on differences between equal
-    heads; so for a group of two or more this is λ_min itself.
-    """
-    weight = -y * torch.sigmoid(-(y * net(X))) / len(y)
-    least = math.inf
-    for g in range(len(net.U)):
-        T, d = net.U.shape[1:]
-
-        U, W = net.U[g], net.W[g : g + 1]
-        P = attention.patterns(X, W)  # (n, T, 1, T)
-        S = torch.einsum("td,nsd->nts", U, X).unsqueeze(2)
-        centred = S - (P * S).sum(3, keepdim=True)
-
-        def apply(
-            v: Tensor, P: Tensor = P, S: Tensor = S, centred: Tensor = centred, T: int = T, d: int = d
-        ) -> Tensor:
-            """The derivative of (ΣwPX, ΣwXᵀBX) along (dU, dW), B = P∘(S − rowsum(P∘S)), S_ts = u_t·x_s."""
-            dU, dW = v[: T * d].view(T, d), v[T * d :].view(1, d, d)
-            moved = attention.scores(X, dW)
-            dP = P * (moved - (P * moved).sum(3, keepdim=True))
-            dS = torch.einsum("td,nsd->nts", dU, X).unsqueeze(2)
-            dB = dP * centred - P * (dP * S).sum(3, keepdim=True) + P * (dS - (P * dS).sum(3, keepdim=True))
-            first = torch.einsum("n,nts,nsd->td", weight, dP.squeeze(2), X)
-            second = torch.einsum("n,ntp,nts,nsq->pq", weight, X, dB.squeeze(2), X)
-            return torch.cat([first.flatten(), second.flatten()])
-
-        at = torch.cat([U.flatten(), W.flatten()])
-        start = torch.randn(at.shape, generator=generator, dtype=torch.float64).to(at)
-        values, _ = lanczos(apply, start, min(steps, len(at)))
-        least = min(least, float(values[0]) / math.sqrt(net.heads))
-    return least

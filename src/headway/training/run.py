@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from headway.core import checks
-from headway.linalg.krylov import lanczos
 from headway.training.bounds import Bounds, Certificate, best_a_posteriori, bounds, constants
+from headway.training.curvature import least_head_curvature
 from headway.training.data import Labelled
 from headway.training.descent import Path, descend
 from headway.training.margin import Start, check_start
-from headway.training.network import Network, least_head_curvature, loss_and_gradient
+from headway.training.network import Network, loss_and_gradient
 from headway.training.starts import start
 
 SVM = 2000  # sequences up to which γ is computed
@@ -29,7 +29,7 @@ class Trained:
     start: Start | None
     bounds: tuple[Bounds, ...]
     certificate: Certificate | None
-    curvature: tuple[dict[str, float], ...]  # iteration, loss, least eigenvalue, what the theory allows
+    curvature: tuple[dict[str, float], ...]  # iteration, loss, least eigenvalue, if exact, what the theory allows
 
     @property
     def sentence(self) -> str:
@@ -47,8 +47,7 @@ class Trained:
                 said += ", void because the loss did not fall at every step"
         for one in self.bounds:
             if one.ground == "a priori" and one.form == "safe":
-                said += (". A priori: the hypotheses hold" if one.holds else
-                         f". A priori the theorem does not apply ({'; '.join(one.failing)})")
+                said += f". {_a_priori(one)}"
         return said + "."
 
     def asdict(self) -> dict[str, Any]:
@@ -65,6 +64,16 @@ class Trained:
                 "comparison": self.certificate.comparison, "defect": self.certificate.defect,
                 "distance": self.certificate.distance, "descent_held": self.certificate.descent_held},
             "curvature": list(self.curvature)}
+
+
+def _a_priori(one: Bounds) -> str:
+    """Each bound holds, or does not apply for reasons of its own."""
+    if one.holds and one.holds_generalization:
+        return "A priori the hypotheses of the training and of the generalization bound hold"
+    if one.holds:
+        return ("A priori the hypotheses of the training bound hold; the generalization bound does not apply "
+                f"({'; '.join(one.failing_generalization)})")
+    return f"A priori the theorem does not apply ({'; '.join(one.failing)})"
 
 
 def train(
@@ -94,11 +103,9 @@ def train(
     begun = check_start(net, data) if len(data) <= SVM else None
     found: list[Bounds] = []
     if begun is not None:
-        first = path.columns["loss"][0]
-        for form in ("paper", "safe"):
-            for observed in (None, path):
-                found.append(bounds(begun, data, net.heads, step, steps, first, form=form, observed=observed,
-                                    equal=float(net.count.min())))
+        star = begun.point(net, 1 / max(steps, 2))
+        found = [bounds(net, data, step, steps, star=star, form=form, observed=observed, rule=rule)
+                 for form in ("paper", "safe") for observed in (None, path)]
     certificate = None
     if rule == "constant" and steps:
         far = descend(path.end, data, steps=3 * steps, step=step).end
@@ -107,16 +114,17 @@ def train(
 
 
 def _curvature(path: Path, data: Labelled, seed: int) -> tuple[dict[str, float], ...]:
-    """λ_min of the Hessian at kept points against −(β₃/√H)L̂ with M the largest ‖U_h‖ there."""
+    """The least curvature at kept points against −(β₃/√H)L̂ with M the largest ‖U_h‖ there. Where it is not exact
+    it is an estimate from above."""
     _, T, d = data.X.shape
     rows = []
     for k, net in sorted(path.kept.items()):
         draw = torch.Generator().manual_seed(seed)
-        least = least_head_curvature(net, data.X, data.y, lanczos, 60, draw)
+        least, exact = least_head_curvature(net, data.X, data.y, draw)
         loss = path.columns["loss"][k]
         M = path.columns["largest_U"][k]
         beta3 = constants(T, d, data.radius, M, net.heads).beta3
-        rows.append({"iteration": float(k), "loss": loss, "least": least,
+        rows.append({"iteration": float(k), "loss": loss, "least": least, "exact": exact,
                      "allowed": -beta3 / math.sqrt(net.heads) * loss})
     return tuple(rows)
 
@@ -136,7 +144,7 @@ def leave_one_out(data: Labelled, path: Path, count: int, *, seed: int = 0) -> l
     rows = []
     for i in chosen:
         keep = torch.arange(n) != i
-        # The paper's leave-one-out loss keeps the factor 1/n: the step is scaled instead.
+        # The leave-one-out loss of the stability argument keeps the factor 1/n: the step is scaled instead.
         part = data.take(keep)
         other = descend(path.start, part, steps=path.steps, step=path.step * (n - 1) / n).end
         rows.append({"left_out": float(i), "moved": net.minus(other).norm(),

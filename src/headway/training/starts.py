@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from headway.core import checks
+from headway.core.names import STARTS
 from headway.training.data import Labelled
 from headway.training.network import Network
-
-STARTS = ("zero", "signs", "balanced", "gaussian")
 
 
 def start(kind: str, heads: int, data: Labelled, *, seed: int = 0, scale: float = 0.1) -> Network:

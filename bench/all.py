@@ -1,0 +1,38 @@
+"""Every number of README and docs, made again.
+
+    python bench/all.py            # on a CPU: hours, most of them the first paper's algorithm and the zoo
+    python bench/all.py --real     # the sentence encoder's layers: wants a GPU and pip install '.[real]'
+    python bench/all.py --list     # what would be run
+
+Each script writes its record to bench/results; at the end the pages are written from the records.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from common import COMMIT, RESULTS, ROOT
+
+KEPT = f"bench/results/runs/{COMMIT}/layers"  # what real.py learned, for swap.py
+SCRIPTS = ("bench/trained.py", "bench/adam_tuning.py", "bench/baselines.py", "bench/speed.py", "bench/rank.py",
+           "bench/success.py", "bench/few.py", "bench/noise.py", "bench/memory.py", "bench/modules.py",
+           "bench/sculpt.py", "bench/cost.py", "bench/coverage.py", "bench/certify_large.py", "bench/mixture.py",
+           "bench/planted.py", "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/zoo.py",
+           "docs/figure.py")
+REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
+        "bench/real.py --device cpu --layers 5 --adam 0")
+PAGES = "bench/pages.py --write"
+
+
+def main() -> None:
+    steps = [*(REAL if "--real" in sys.argv[1:] else SCRIPTS), PAGES]
+    for step in steps:
+        print(f"python {step}", flush=True)
+        if "--list" not in sys.argv[1:]:
+            RESULTS.mkdir(exist_ok=True)
+            subprocess.run([sys.executable, *step.split()], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""What README and docs say was measured: one function for a block, every number taken from bench/results.
+
+A sentence that holds only as long as a number does is made from that number: "all 54" becomes "53 of 54" by itself.
+Bounds are rounded up, never down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from pages import Record, listed, of, prose, span, table, upto
+
+ADAM = "Adam, told the count and searching all of every Θ_i and W_i,"  # a factored one is not among the baselines
+
+
+def measured() -> str:
+    """README: what runs on a CPU."""
+    return table([
+        ("d = 32, 4 heads, count unknown, 4,000 examples", speed(), Record("speed")),
+        ("d = 64, 8 heads of rank 8, count and rank unknown", rank(), Record("rank")),
+        ("random instances (1–6 heads, d 8–32, 2–16 tokens, scores of deviation 0.5–4, biases, masks, laws)",
+         success(), Record("success")),
+        ("six times the counting floor of examples, d ≤ 16, up to 4 heads", few(), Record("few")),
+        ("1 % label noise", noise(), Record("noise")),
+        ("50,000 sequences of 32 tokens, d = 128, 8 heads, from shards", memory(), Record("memory")),
+        ("the first paper's algorithm, two to eight ±1 tokens, d 8–32", sculpt_short(), Record("sculpt")),
+        ("certificates: coverage of the statistical claims", coverage_short(), Record("coverage")),
+        ("certificates: radius on recovered layers", radius(), Record("radius")),
+        ("the second paper: a posteriori training bound over measured loss", posterior(),
+         Record("guarantee_training")),
+        ("the second paper: one run's training loss plus the bound on the average gap, below log 2", risk(),
+         Record("guarantee")),
+        ("`nn.MultiheadAttention(64, 8)` as a black box, learned and built again", modules(), Record("modules")),
+        ("the page of a 12-head, width-384 run, truth beside it", page(), Record("report")),
+        ("the zoo: identifiable instances, seeds 0 to 2, watched while the learner was worked on", zoo_seen(),
+         Record("zoo/results")),
+        ("the same instances, seeds 100 and 101, which nobody tuned on", zoo_fresh(), Record("zoo_fresh")),
+    ])
+
+
+def real() -> str:
+    """README: the layers of a sentence encoder."""
+    return table([
+        ("one H200", real_gpu(), Record("real")),
+        ("the same GPU, Adam, told the count, the best of three rates", real_adam(), Record("real")),
+        ("two CPU cores, one layer", real_cpu(), Record("real_cpu")),
+        ("all six put in place of the originals, 50 English sentences", swap(), Record("swap")),
+    ], first="where")
+
+
+# -- the learner ------------------------------------------------------------------------------------------------
+
+
+def speed() -> str:
+    r = Record("speed")
+    counts = of(found == 4 for found in r.column("heads found"))
+    return (f"count right for {counts} seeds, every Θ_i and W_i within {upto(r.column('worst head error'))}, in "
+            f"{span(r.column('learn, s'), '.2f')} s; {ADAM} takes {span(r.column('Adam, s'), '.1f')} s to a "
+            f"relative error of {upto(r.column('Adam reached'))} ({span(r.column('ratio'))} times as long), "
+            f"{span(r.column('its s'), '.1f')} s with a schedule tuned in hindsight "
+            f"({span(r.column('its ratio'), '.1f')} times)")
+
+
+def rank() -> str:
+    r = Record("rank")
+    right = of((row["heads found"], row["rank found"]) == (8, 8) for row in r.rows)
+    return f"both found for {right} seeds, every head within {upto(r.column('worst head error'))}"
+
+
+def success() -> str:
+    r = Record("success")
+    good = [row["recovered"] and row["count_right"] for row in r.rows]
+    fresh = [ok for ok, row in zip(good, r.rows, strict=True) if row["seed"] >= 1000]
+    return (f"{of(good)} recovered to 1e-8 with the head count right; of the seeds first run after the thresholds "
+            f"were set, {of(fresh)}")
+
+
+def few() -> str:
+    r = Record("few")
+    return (f"with the count given {of(e <= 1e-8 for e in r.column('worst'))} recovered to 1e-8, without it "
+            f"{of(e <= 1e-8 for e in r.column('worst, m unknown'))}")
+
+
+def noise() -> str:
+    r = Record("noise")
+    return (f"{of((s == 'noise' for s in r.column('status')), 'instances')} called noise; error at most "
+            f"{math.ceil(100 * max(r.column('ratio'))) / 100:.2f} times that of least squares started at the truth")
+
+
+def memory() -> str:
+    s = Record("memory").summary
+    return (f"{s['status']}, every head within {upto(s['worst head error'])}; "
+            f"{s['peak of make and learn, GiB']:.1f} GiB peak memory")
+
+
+def modules() -> str:
+    r = Record("modules")
+    return (f"outputs within {upto(r.column('largest difference of outputs'))} on {len(r.rows)} seeds, "
+            f"{span(r.column('seconds, learn'), '.1f')} s")
+
+
+def page() -> str:
+    s = Record("report").summary
+    return (f"{s['page, MB']:.0f} MB; a browser opens it and draws every figure in "
+            f"{s['seconds to open it, median']:.1f} s")
+
+
+def floor() -> str:
+    """README and docs/learning.md: how many examples."""
+    r = Record("zoo/results")
+    here = {ratio: [row["success"] for row in r.rows if row["suite"] == "floor" and row["learner"] == "moments"
+                    and row["where"]["examples over the floor"] == ratio] for ratio in (1.5, 2.0, 3.0, 6.0)}
+    counts = ", ".join(f"{of(good)} at {ratio:g} times" for ratio, good in here.items())
+    return prose(f"Of five layers (2 heads, d = 12, six tokens, scores of deviation 0.5 to 8) `learn` recovers "
+                 f"{counts} the floor ({r.command}, measured at {r.commit}).")
+
+
+# -- real layers ------------------------------------------------------------------------------------------------
+
+
+def real_gpu() -> str:
+    r = Record("real")
+    return (f"{of((n == 12 for n in r.column('heads within 1e-6')), 'layers')}, every Θ_i and W_i within "
+            f"{upto(r.column('worst head error'))}, in {span(r.column('seconds'))} s")
+
+
+def real_adam() -> str:
+    r = Record("real")
+    times = [row["Adam, s"] / row["seconds"] for row in r.rows]
+    exact = sum(r.column("Adam heads within 1e-6"))
+    return (f"given {span(times, '.1f')} times as long as `learn` took: {exact} heads within 1e-6; within 10 %: "
+            f"{listed(r.column('Adam heads within 0.1'))} of twelve (layers 0 to 5)")
+
+
+def real_cpu() -> str:
+    r = Record("real_cpu")
+    return (f"every head within {upto(r.column('worst head error'))} in {max(r.column('seconds')) / 60:.0f} "
+            "minutes")
+
+
+def swap() -> str:
+    return f"embeddings within 1 − cosine = {upto(Record('swap').summary['largest 1 − cosine'])} of the original's"
+
+
+def notes() -> str:
+    """bench/NOTES.md: results at real size."""
+    r, cpu, large = Record("real"), Record("real_cpu"), Record("certify_large")
+    rates = r.column("Adam rate")
+    low = sum(rate == min(rates) for rate in rates)
+    return "\n".join([
+        f"- {r.command}: {real_gpu()} (one run each, seeds 100–105; {r.commit}).",
+        f"- Adam, told the count, the best of three rates: {real_adam()}; the lowest rate is the best "
+        f"for {low} of {len(rates)}.",
+        f"- {cpu.command}: {cpu.column('seconds')[0]:,.0f} s ({cpu.commit}).",
+        f"- {Record('swap').command}: {swap()} ({Record('swap').commit}).",
+        f"- Identifiability at this size by products, {large.command}: {identified()} ({large.commit})."])
+
+
+def identified() -> str:
+    r = Record("certify_large")
+    busy = " beside other work" if "beside other work" in r.kept["machine"] else ""
+    return (f"{r.summary['holds']}: least eigenvalue at least {r.rows[0]['lower_bound']:.1e} after "
+            f"{r.rows[0]['products']:.0f} products; {r.summary['seconds']:,.0f} s{busy}")
+
+
+# -- the papers -------------------------------------------------------------------------------------------------
+
+
+def _reached(heads: int) -> str:
+    good = Record("sculpt").column("reached", heads=heads)
+    return f"{sum(good)} of {len(good)}"
+
+
+def sculpt_short() -> str:
+    return (f"m = 1 to 5: {', '.join(_reached(m) for m in range(1, 5))} and {_reached(5)}: ΣW_i and the hull "
+            "within 1e-2 before the polish, heads within 1e-9 after it")
+
+
+def sculpt() -> str:
+    """docs/sculpting.md."""
+    r, cost = Record("sculpt"), Record("cost")
+    lines = ["| m | d | tokens | examples | reached | worst hull angle | worst head after the polish | slowest, "
+             "s |",
+             "|---|---|---|---|---|---|---|---|"]
+    for case in dict.fromkeys(r.column("case")):
+        rows = [row for row in r.rows if row["case"] == case]
+        one = rows[0]
+        lines.append("| " + " | ".join([
+            str(one["heads"]), str(one["width"]), str(one["length"]), f"{one['sequences']:,}",
+            f"{sum(row['reached'] for row in rows)} of {len(rows)}",
+            upto(row["hull angle"] for row in rows) if one["heads"] > 1 else "–",
+            upto(row["after polish"] for row in rows), f"{max(row['seconds'] for row in rows):.0f}"]) + " |")
+    by = {method: cost.column("examples", method=method) for method in ("sculpt", "moments")}
+    times = [f"{a / b:.3g}" for a, b in zip(by["sculpt"], by["moments"], strict=True)]
+    return "\n".join([
+        prose(f"Random layers with ‖Θ_i‖_F = 3 ({r.command}, measured at {r.commit}). Reached: ΣW_i and the hull "
+              "within 1e-2 before the polish, heads within 1e-9 after it."), "", *lines, "",
+        prose("The fewest examples with which three instances of three succeeded, doubling from below (d = 16, two "
+              f"tokens; {cost.command}, measured at {cost.commit}): {listed(by['sculpt'])} for m = 1 to 4 by "
+              f"sculpting, {listed(by['moments'])} by moments: {listed(times)} times as many.")])
+
+
+def posterior() -> str:
+    r = Record("guarantee_training")
+    held, void = r.column("ratio", **{"descent held": True}), r.column("ratio", **{"descent held": False})
+    said = f"{listed(f'{x:.1f}' for x in sorted(held))} in the {len(held)} runs where the loss fell at every step"
+    if void:
+        said += (f"; {listed(f'{x:.0f}' for x in void)} where it did not, which the bound assumes: there it claims "
+                 "nothing")
+    return said
+
+
+def risk() -> str:
+    r = Record("guarantee")
+    parts = [f"{row['loss + gap']:.2f} at n = {row['n']:,}" + (
+        f" (measured test loss {row['test loss']:.3f})" if row["below log 2"] and row["holds on this sample"]
+        else "") for row in r.rows]
+    return (f"{'; '.join(parts)}; log 2 = {math.log(2):.2f}; hypotheses met on the sample at hand, with 10¹⁴ "
+            f"heads, for {of(r.column('holds on this sample'))}")
+
+
+def training() -> str:
+    """docs/training.md."""
+    mix, plant, choose = Record("mixture"), Record("planted"), Record("selecting")
+    lazier, not_root = mix.summary["more heads are lazier at η = 1"], mix.summary["and not at η = √H"]
+    return table([
+        (f"mixture experiment, H = {span(mix.column('heads'))}, both steps: are more heads lazier?",
+         f"at η = 1 {'yes' if lazier else 'no'}, at η = √H {'no' if not_root else 'yes'}", mix),
+        (f"planted experiment, H = {span(plant.column('heads'))}, both steps",
+         f"test error {span(plant.column('test error'), '.2f')} after {plant.summary['steps']} steps, mean of "
+         f"{plant.summary['trials']} trials", plant),
+        ("a posteriori training bound over measured loss", posterior(), Record("guarantee_training")),
+        ("generalization: one run's training loss plus the bound on the average gap "
+         "([what this is worth](#the-example-with-16000-sequences))", risk(), Record("guarantee")),
+        ("steps to the direction error that descent reaches in 20,000",
+         f"normalized: at least {math.floor(choose.summary['least factor, normalized'])} times fewer; Polyak: at "
+         f"least {math.floor(choose.summary['least factor, Polyak']):,} times", choose),
+    ])
+
+
+# -- certificates -----------------------------------------------------------------------------------------------
+
+
+def coverage_short() -> str:
+    r = Record("coverage")
+    below = r.summary["claims below nominal coverage"]
+    return (f"below nominal {'never' if not below else f'{below} times'} over {max(r.column('repetitions'))} "
+            "repetitions at 0.8, 0.9 and 0.99")
+
+
+def radius() -> str:
+    r = Record("radius")
+    return (f"decided for {of(d == 'yes' for d in r.column('decided'))}, the truth inside for "
+            f"{of(r.column('inside'))}; with one entry changed by 1e-3 the claim held for "
+            f"{sum(p == 'yes' for p in r.column('planted error'))}")
+
+
+def certificates() -> str:
+    """docs/certificates.md."""
+    r, large = Record("coverage"), Record("certify_large")
+    levels = [f"quantile {q:.3g}, mean {m:.3g} at nominal {level:g}" for level, q, m in zip(
+        r.column("nominal", claim="quantile"), r.column("covered", claim="quantile"),
+        r.column("covered", claim="mean"), strict=True)]
+    return table([
+        (f"coverage over {max(r.column('repetitions'))} repetitions", "; ".join(levels), r),
+        (f"radius on {len(Record('radius').rows)} recovered layers (d ≤ 16)", radius(), Record("radius")),
+        ("identifiability at width 384 with 12 heads, among layers of that rank", identified(), large)])
+
+
+# -- the zoo ----------------------------------------------------------------------------------------------------
+
+
+def zoo_seen() -> str:
+    s = Record("zoo/results").summary
+    told = ", ".join(f"{words} {s[name]['successes']}" for name, words in TOLD.items())
+    mine = f"{s['moments']['successes']} of {s['moments']['runs']}"
+    return (f"`learn`, which is not told the head count, {mine} in eight seconds a run; told it, {told} "
+            "([table](bench/results/zoo/table.md))")
+
+
+def zoo_fresh() -> str:
+    s = Record("zoo_fresh").summary
+    told = ", ".join(f"{words} {s[f'{name}, successes']}" for name, words in TOLD.items())
+    mine = f"{s['moments, successes']} of {s['moments, runs']}"
+    return (f"`learn` {mine} in eight seconds of processor time; told the count, {told} "
+            "([table](bench/results/zoo_fresh.md), [how it was run](docs/hardness.md))")
+
+
+TOLD = {"starts": "Gauss–Newton from random starts", "adam": "Adam", "lbfgs": "L-BFGS"}
+
+
+def _lost(record: Record, learner: str) -> str:
+    """Instances with a run lost, and how many."""
+    lost = [row["instance"] for row in record.rows if row["learner"] == learner and not row["success"]
+            and row.get("suite", "zoo") == "zoo" and row.get("identifiable", True)]
+    return ", ".join(f"{name} {lost.count(name)}" for name in dict.fromkeys(lost)) or "none"
+
+
+def _by_the_wall(fresh: Record) -> str:
+    """Where some runs were first made by the wall clock: which of them stand, and which were made again."""
+    first = [row for row in fresh.rows if row.get("first_by_the_wall") is not None]
+    again = [row for row in first if not row["first_by_the_wall"]]
+    won = ", ".join(f"`{row['learner']}` on {row['instance']}" for row in again if row["success"])
+    return "" if not first else (
+        f". {len(first)} of the {len(fresh.rows)} were first made by the wall clock of a busy machine, where eight "
+        f"seconds are fewer: the {len(first) - len(again)} that succeeded stand, the {len(again)} that did not "
+        f"were made again by processor time, and of these succeeded: {won or 'none'}")
+
+
+def zoo() -> str:
+    """docs/hardness.md: the identifiable instances on both sets of seeds, then the parities."""
+    seen, fresh = Record("zoo/results"), Record("zoo_fresh")
+    said = (f"Seeds 0 to 2 ({seen.command}, measured at {seen.commit}) were watched while the learner was worked "
+            f"on, until none of its runs was lost; seeds {fresh.summary['seeds']} ({fresh.command}, measured at "
+            f"{fresh.commit}) were not. A fresh run has eight seconds of processor time")
+    lines = [prose(f"{said}{_by_the_wall(fresh)}. Behind each count stand the instances with runs lost."), "",
+             "| learner | seeds 0 to 2 | runs lost | fresh seeds | runs lost |", "|---|---|---|---|---|"]
+    for name in ("moments", *TOLD):
+        old, new = seen.summary[name], fresh.summary
+        lines.append(f"| `{name}` | {old['successes']} of {old['runs']} | {_lost(seen, name)} | "
+                     f"{new[f'{name}, successes']} of {new[f'{name}, runs']} | {_lost(fresh, name)} |")
+    names = " | ".join(f"`{name}`" for name in PARITY)
+    lines += ["", "Parities, successes of three seeds in eight seconds:", "",
+              f"| hidden bits | {names} |", "|---" * (1 + len(PARITY)) + "|"]
+    for s in (1, 2, 3, 4):
+        cells = [sum(row["success"] for row in seen.rows if row["suite"] == "parity" and row["learner"] == name
+                     and row["instance"] == f"parity-{s}") for name in PARITY]
+        lines.append(f"| {2 * s} | " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+PARITY = ("moments", "starts", "adam", "lbfgs", "sculpt")
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo)}

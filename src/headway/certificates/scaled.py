@@ -1,0 +1,81 @@
+"""v ↦ R·T·D^{-1/2} N D^{-1/2}·T·R v on the range of T, N = Jᵀ(I − Π)J: definite there exactly when N is on layers
+of these ranks.
+
+D holds the Kronecker blocks Q ⊗ M_i. They overrate one direction a head, that of Θ_i itself: a softmax answers
+little to scores that only grow, and R stretches it to curvature 1. T projects onto the tangent space of the
+matrices of rank r_i, in the scaled coordinates: v ↦ UUᵀv + (I − UUᵀ)v VVᵀ, of dimension Σ_i r_i(rows + d − r_i).
+Θ_i lies in it, so R and T commute and the range of T is mapped into itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headway.certificates.jacobian import Sample
+from headway.certificates.rounding import Eliminated
+from headway.linalg.projected import Products, evaluate
+
+
+class Scaled:
+    """The operator of the module's first line at one layer, on the sample's examples, in the sample's precision."""
+
+    def __init__(self, found: Sample, generator: torch.Generator) -> None:
+        self.found = found
+        # W and c as the layer has them, not as these labels would have them: J is the layer's own.
+        point = replace(evaluate(found.problem, found.layer.augmented), W=found.layer.W)
+        self.products = Products(found.problem, point, found.problem.dtype)
+        G = point.factor @ point.factor.T
+        root = G.diagonal().clamp_min(1e-300).rsqrt()
+        self.features = torch.linalg.eigvalsh(G * root[:, None] * root[None, :])
+        Theta = found.layer.augmented
+        Q, M = self.products.blocks(generator)
+        self.left, self.right = _inverse_root(Q), _inverse_root(M)
+        scaled = torch.linalg.solve(self.left, Theta) @ torch.linalg.inv(self.right)
+        if found.ranks is not None:
+            most = max(found.ranks)
+            U, _, Vh = torch.linalg.svd(scaled, full_matrices=False)
+            within = (torch.arange(most, device=U.device) < torch.tensor(found.ranks, device=U.device)[:, None])
+            self.U, self.Vh = U[:, :, :most] * within.unsqueeze(1), Vh[:, :most] * within.unsqueeze(2)
+        along = self.tangent(scaled)
+        self.along = along / along.flatten(1).norm(dim=1).clamp_min(1e-30).view(-1, 1, 1)
+        answer = (self.along * self._between(self.along)).sum((1, 2), keepdim=True)
+        self.stretch = answer.clamp_min(1e-30).rsqrt().clamp(1.0, 20.0) - 1.0
+        self.rounding = Eliminated.of(found, G, float(self.features[0]), self.left, self.right,
+                                      1.0 + float(self.stretch.max()))
+
+    def start(self, generator: torch.Generator) -> Tensor:
+        """Its direction is uniform on the sphere of the tangent space: a Gaussian vector, projected."""
+        Theta = self.found.layer.augmented
+        return self.tangent(torch.randn(Theta.shape, generator=generator, dtype=torch.float64).to(Theta))
+
+    def tangent(self, v: Tensor) -> Tensor:
+        if self.found.ranks is None:
+            return v
+        across = v - self.U @ (self.U.mT @ v)
+        inside: Tensor = v - across + (across @ self.Vh.mT) @ self.Vh
+        return inside
+
+    def _between(self, v: Tensor, known: bool = False) -> Tensor:
+        """T·D^{-1/2} N D^{-1/2}·T v, or the same with W ``known``: nothing projected out."""
+        product = self.products.curvature_given_w if known else self.products.curvature
+        return self.tangent(self.left @ product(self.left @ self.tangent(v) @ self.right) @ self.right)
+
+    def _stretched(self, v: Tensor) -> Tensor:
+        longer: Tensor = v + self.stretch * self.along * (self.along * v).sum((1, 2), keepdim=True)
+        return longer
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self._stretched(self._between(self._stretched(v)))
+
+    def given_w(self, v: Tensor) -> Tensor:
+        return self._stretched(self._between(self._stretched(v), known=True))
+
+
+def _inverse_root(D: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(D)
+    cut = torch.finfo(D.dtype).eps * values[..., -1:].clamp_min(1e-30)
+    root: Tensor = (vectors * values.clamp_min(cut).rsqrt().unsqueeze(-2)) @ vectors.mT
+    return root

@@ -1,0 +1,115 @@
+"""``headway learn``: from a folder of examples to a run folder, or on with a run that was cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli.console import Json, given, number_or, watch
+from headway.cli.show import tell
+from headway.core.names import METHODS, SEARCHES
+
+if TYPE_CHECKING:
+    from headway.runs.store import Run
+
+OPTIONS = ("heads", "method", "search", "polish", "rank", "max_heads", "starts", "limit", "seconds", "seed",
+           "device")
+
+
+def learn(
+    context: typer.Context,
+    folder: Annotated[Path | None, typer.Argument(metavar="EXAMPLES", help="Folder of shards.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New run folder.")] = None,
+    heads: Annotated[str, typer.Option(help="Head count, or auto.")] = "auto",
+    method: Annotated[str, typer.Option(help=" or ".join(METHODS) + ".")] = "moments",
+    search: Annotated[str, typer.Option(help="With sculpt: " + " or ".join(SEARCHES) + ".")] = SEARCHES[0],
+    polish: Annotated[bool, typer.Option(help="With sculpt: go on to the floor of the arithmetic.")] = True,
+    truth: Annotated[Path | None, typer.Option(help="With sculpt: a stored layer to trace distances to.")] = None,
+    rank: Annotated[str, typer.Option(help="Rank of the attention matrices: auto, none or a number.")] = "auto",
+    max_heads: Annotated[int, typer.Option(help="Most heads to try with --heads auto.")] = 32,
+    starts: Annotated[int, typer.Option(help="Random starts before giving up.")] = 6,
+    limit: Annotated[int, typer.Option(help="Gauss–Newton iterations in one solve.")] = 100,
+    seconds: Annotated[float | None, typer.Option(help="Stop after about this long with the best so far.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the learner's own randomness.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    resume: Annotated[Path | None, typer.Option(
+        help="Go on with this run folder: after a kill, or for more --seconds.")] = None,
+    moved: Annotated[Path | None, typer.Option(
+        "--examples", help="With --resume: where the examples lie now.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Learn a layer from a folder of examples, or go on with an interrupted run."""
+    import headway as hw
+    from headway.core import checks
+    from headway.core.layer import load_layer
+    from headway.runs import store
+
+    options: dict[str, Any] = {
+        "heads": number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
+        "search": checks.choice("search", search, SEARCHES), "polish": polish,
+        "rank": None if rank == "none" else number_or("rank", rank, "auto"), "max_heads": max_heads,
+        "starts": starts, "limit": limit, "seconds": seconds, "seed": seed, "device": device}
+    if resume is not None:
+        if folder is not None or out is not None:
+            checks.refuse("--resume", "nothing but --resume RUN", "EXAMPLES or --out as well",
+                          "one or the other; --examples DIR says where the examples lie now")
+        run = store.Run.open(resume)
+        options = _resumed(run, {name: options[name] for name in given(context, *OPTIONS)})
+        if run.finished and not run.out_of_time:
+            tell(run.fit(), run.path, run.truth(), as_json)
+            return
+        place, target = _place(run, moved), resume
+    else:
+        if folder is None or out is None or moved is not None:
+            checks.refuse("headway learn", "EXAMPLES and --out RUN, or --resume RUN",
+                          "neither" if moved is None else "--examples, which goes with --resume",
+                          "headway learn EXAMPLES --out RUN")
+        store.Run.create(out, {})  # refuses a folder in use
+        place, target = folder, out
+    source = hw.Examples.open(place)
+    options["device"] = _device(options["device"])
+    known = load_layer(truth) if truth is not None else None
+    with watch() as progress:
+        fit = hw.learn(source, run=target, progress=progress, truth=known, **options)
+    tell(fit, target, store.Run.open(target).truth(), as_json)
+
+
+def _resumed(run: Run, changed: dict[str, Any]) -> dict[str, Any]:
+    """The settings to go on with: those the run began with, but for what may change on the way."""
+    from headway.core import checks
+    from headway.runs.schema import FREE
+
+    stored = run.config.get("options")
+    if stored is None or run.config.get("command") == "demo":
+        checks.refuse("--resume", "a run made by headway learn", f"{run.path}, made by another command",
+                      "that command again, with another --out")
+    for name, value in changed.items():
+        if name not in FREE and stored[name] != value:
+            checks.refuse(f"--{name.replace('_', '-')}", f"{stored[name]!r}, as the run began", repr(value),
+                          "leave it out, or headway learn EXAMPLES --out ANOTHER")
+    return {**stored, **changed}
+
+
+def _place(run: Run, moved: Path | None) -> Path:
+    from headway.core import checks
+
+    place = Path(run.config["examples"]) if moved is None else moved
+    if moved is None and not place.is_dir():
+        checks.refuse("--resume", "the examples where the run found them",
+                      f"{run.config['examples']}, which is no folder", "--examples DIR, where they lie now")
+    return place
+
+
+def _device(name: str | None) -> str | None:
+    import torch
+
+    from headway.core import checks
+
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        checks.refuse("--device", "a device this machine has", f"{name!r} ({str(error).splitlines()[0]})",
+                      "--device cpu")
+    return name

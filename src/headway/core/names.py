@@ -1,0 +1,12 @@
+"""Words people choose from, listed where nothing heavy is loaded: the command line shows them before any torch."""
+
+from __future__ import annotations
+
+METHODS = ("moments", "starts", "sculpt", "descent", "lbfgs")  # of learn()
+SEARCHES = ("gauss-newton", "net")  # of method="sculpt"
+STARTS = ("zero", "signs", "balanced", "gaussian")  # of train()
+RULES = ("constant", "normalized", "polyak")
+SECRETS = ("parity", "rounding")  # of headway hard, with the families
+FAMILIES: tuple[str, ...] = ("equal", "cancelling", "weak", "quiet", "rank-one", "saturated", "crowded")
+SUITES: tuple[str, ...] = ("zoo", "floor", "dials", "heads", "parity")
+LEARNERS: tuple[str, ...] = ("moments", "starts", "sculpt", "adam", "lbfgs")
