@@ -153,7 +153,8 @@ def test_a_make_target_does_what_is_said_of_it(target, tmp_path):
 
 
 def test_every_make_target_is_named_and_known():
-    assert set(re.findall(r"make ([a-z-]+)\b(?!:)", " ".join(re.findall(r"`[^`]+`", WORDS)))) <= set(TARGETS)
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", WORDS, flags=re.M))  # as code, or a line of the shell
+    assert {"demo", "test", "docs"} <= named <= set(TARGETS)
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)[1].split()
     assert set(phony) == set(TARGETS)
     for target in TARGETS:
