@@ -24,7 +24,7 @@ ORDER = [*(f"core.{name}" for name in (
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "prune", "refine", "starts",
-             "starts.descent", "baselines", "stages", "route")), "learning",
+             "starts.descent", "baselines", "stages", "factoring", "route")), "learning",
          *(f"sculpting.{name}" for name in ("body", "simplex", "sculpt", "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
              "held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),

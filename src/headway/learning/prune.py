@@ -130,9 +130,8 @@ def heads_kept(shape: Thin, keep: list[int]) -> Thin:
     return Thin(shape.value[keep], shape.width, shape.rows, shape.q)
 
 
-def free_cuts(model: ThinModel, shape: Thin, point: ThinPoint, allowed: float) -> tuple[Thin, ThinPoint, list[str]]:
-    """Heads that cost at most ``allowed`` together are left out, the cheapest first."""
-    words: list[str] = []
+def free_cuts(model: ThinModel, shape: Thin, point: ThinPoint, allowed: float) -> tuple[Thin, ThinPoint]:
+    """Without the heads that cost at most ``allowed`` together, the cheapest first."""
     spent = 0.0
     while len(shape.value) > 1:
         costs = without_cost(point, len(shape.value))
@@ -142,8 +141,7 @@ def free_cuts(model: ThinModel, shape: Thin, point: ThinPoint, allowed: float) -
             break
         shape = heads_kept(shape, [h for h in range(len(shape.value)) if h != i])
         point = model.evaluate(shape)
-        words.append("dropped a head")
-    return shape, point, words
+    return shape, point
 
 
 def cheapest(shape: Thin, point: ThinPoint, moments: Moments) -> Cut | None:
@@ -155,5 +153,5 @@ def cheapest(shape: Thin, point: ThinPoint, moments: Moments) -> Cut | None:
     i = int(drop.argmin())
     flat = int(join.argmin())
     if float(drop[i]) <= float(join.flatten()[flat]):
-        return Cut(heads_kept(shape, [h for h in range(m) if h != i]), float(drop[i]), "dropped a head")
-    return Cut(merged(shape, point, flat // m, flat % m), float(join.flatten()[flat]), "joined two heads")
+        return Cut(heads_kept(shape, [h for h in range(m) if h != i]), float(drop[i]), "a head less")
+    return Cut(merged(shape, point, flat // m, flat % m), float(join.flatten()[flat]), "two heads joined")

@@ -32,6 +32,7 @@ from headway.learning.source import Source, find_frame, spaced
 from headway.linalg.projected import Rows, evaluate
 from headway.runs.store import Run, Stage
 
+FITTED = 1e-6  # relative error on held-out sequences that counts as small
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -194,6 +195,10 @@ class Stages:
             return Status("too_few", f"Too few examples: {n} different sequences do not determine {count} "
                           f"(held-out error {held:.1e}, fitted {best.residual:.1e}). About {need} sequences are "
                           f"needed.{tail}", {**numbers, "needed": float(need)})
+        if held <= FITTED:
+            return Status("fitted", f"Fitted: {count}, relative error {held:.1e} on {len(self.source.held)} "
+                          f"held-out sequences, above the floor of the arithmetic ({self.floor:.0e}). What the "
+                          f"inputs hardly show of the heads may be known less well than that.{tail}", numbers)
         if best.reason == "time":
             return Status("limit", f"Out of time with {count}: held-out error {held:.1e}. Raise seconds.{tail}",
                           numbers)

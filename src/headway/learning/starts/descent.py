@@ -2,8 +2,8 @@
 
 The unknowns are thin factors in plain coordinates: tokens centred and divided by one number, never whitened
 (whitened coordinates and full Θ_i are what makes Adam slow). There are more heads than needed, so that none is
-missed; spare ones end up empty or as copies and are taken away afterwards (prune.py). It serves where moments do not:
-inputs that are far from white, few sequences, saturated heads, masks.
+missed; spare ones end up empty or as copies and are taken away afterwards (prune.py). It serves where moments do
+not: inputs that are far from white, few sequences, saturated heads, masks.
 
 A step costs about 24·d·m·q flops a row. On a GPU it is captured once as a graph and replayed: launching its kernels
 one by one takes five times as long as running them.
@@ -117,7 +117,7 @@ class Descended:
     error: float  # relative, on the sequences looked at
     fitted: float  # relative, on the last batch
     steps: int
-    reason: str  # target, flat, rote, limit, time
+    reason: str  # target, flat, by heart, limit, diverged
     curve: tuple[tuple[int, float, float], ...]  # step, error on a batch, error on others
 
 
@@ -164,8 +164,10 @@ def descend(
             best, best_at = error, done
         if error < target:
             reason = "target"
+        elif batch < 0.7 * error and done - best_at >= max(5 * LOOK, done // 3):
+            reason = "by heart"
         elif done - best_at >= max(10 * LOOK, done // 2):
-            reason = "rote" if batch < 0.5 * error else "flat"
+            reason = "flat"
         else:
             continue
         ending, begun_at = max(3 * LOOK, done // 2 // LOOK * LOOK), done
