@@ -123,7 +123,7 @@ class TestEveryLearner:
         exact = method not in ("descent", "lbfgs")
         assert fit.status.kind == ("recovered" if exact else "fitted"), fit.status
         assert (fit.stats["held_out_error"] < 1e-12) == (fit.status.kind == "recovered")
-        assert (hw.match(fit.layer, self.truth).worst < 1e-12) == fit.status.ok
+        assert (hw.match(fit.layer, self.truth).worst < 1e-12) == exact
 
     def test_reports_the_same_counters(self, method):
         *_, fit, _ = self.fitted(method)
