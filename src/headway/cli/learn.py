@@ -23,7 +23,7 @@ def learn(
     folder: Annotated[Path | None, typer.Argument(metavar="EXAMPLES", help="Folder of shards.")] = None,
     out: Annotated[Path | None, typer.Option(help="New run folder.")] = None,
     heads: Annotated[str, typer.Option(help="Head count, or auto.")] = "auto",
-    method: Annotated[str, typer.Option(help=" or ".join(METHODS) + ".")] = "moments",
+    method: Annotated[str, typer.Option(help=" or ".join(METHODS) + ".")] = "auto",
     search: Annotated[str, typer.Option(help="With sculpt: " + " or ".join(SEARCHES) + ".")] = SEARCHES[0],
     polish: Annotated[bool, typer.Option(help="With sculpt: go on to the floor of the arithmetic.")] = True,
     truth: Annotated[Path | None, typer.Option(help="With sculpt: a stored layer to trace distances to.")] = None,

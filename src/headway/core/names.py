@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-METHODS = ("moments", "starts", "sculpt", "descent", "lbfgs")  # of learn()
+METHODS = ("auto", "moments", "factors", "starts", "sculpt", "descent", "lbfgs")  # of learn()
 SEARCHES = ("gauss-newton", "net")  # of method="sculpt"
 STARTS = ("zero", "signs", "balanced", "gaussian")  # of train()
 RULES = ("constant", "normalized", "polyak")

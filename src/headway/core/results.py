@@ -16,6 +16,7 @@ class Status:
     """How learning ended: ``kind`` for programs, ``sentence`` for people, ``numbers`` for both.
 
     recovered       the residual on unseen examples is at the floor of the arithmetic
+    fitted          it is small (1e-6 of the labels' spread, or less), though not at that floor
     noise           it is at a level that further heads do not lower: label noise
     not_realisable  m heads leave a residual with structure in it
     too_few         the examples do not determine the layer
@@ -29,8 +30,8 @@ class Status:
 
     @property
     def ok(self) -> bool:
-        """Whether the layer may be used as an answer: recovered, or as well as the noise allows."""
-        return self.kind in ("recovered", "noise")
+        """Whether the layer may be used as an answer: recovered, fitted, or as well as the noise allows."""
+        return self.kind in ("recovered", "fitted", "noise")
 
     def __str__(self) -> str:
         return self.sentence

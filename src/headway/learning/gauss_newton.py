@@ -19,10 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from headway.core.devices import fast_products
 from headway.learning.shapes import Metric, Shape
 from headway.linalg.krylov import conjugate_gradients
 from headway.linalg.projected import Point, Problem, Products, evaluate
 
+ROUGH = 1e-3  # relative residual above which steps need no more than three digits
 NEAR = 0.05  # relative residual below which steps are worth a better preconditioner
 
 
@@ -53,6 +55,7 @@ class Solution:
     history: tuple[float, ...]  # relative residuals, one per accepted step
     reason: str  # floor, target, converged, stalled, limit
     products: int  # Jacobian and adjoint products made
+    damping: float = 1.0  # the last one, with which to go on
 
     @property
     def residual(self) -> float:
@@ -143,6 +146,7 @@ def gauss_newton(
     least_gain: float = 1e-3,
     damping: float = 1.0,
     budget: float = math.inf,
+    inner: torch.dtype = torch.float32,
     report: Callable[[float], None] | None = None,
 ) -> Solution:
     """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when ``patience`` steps in a
@@ -153,7 +157,6 @@ def gauss_newton(
     eps = torch.finfo(model.dtype).eps
     point = model.evaluate(shape)
     history = [math.sqrt(point.loss / scale)]
-    inner = torch.float32
     products, slow, reason = 0, 0, "limit"
     metric: Metric | None = None
     for _ in range(limit):
@@ -179,7 +182,8 @@ def gauss_newton(
             def apply(v: Tensor, op: Operator = operator, D: Metric = metric, lam: float = lam) -> Tensor:
                 return op.curvature(v) + lam * D.apply(v)
 
-            v = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit)
+            with fast_products(unit.device, history[-1] > ROUGH):
+                v = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit)
             # ‖r‖² falls by ⟨v, g + λDv⟩ if the model is right.
             gain = size**2 * float((v * (unit + lam * metric.apply(v))).sum())
             trial = shape.moved((v.to(g.dtype)) * size)
@@ -225,4 +229,4 @@ def gauss_newton(
             break
         if products > budget:
             break
-    return Solution(shape, point, tuple(history), reason, products)
+    return Solution(shape, point, tuple(history), reason, products, damping)

@@ -29,11 +29,12 @@ from headway.core.names import METHODS, SEARCHES
 from headway.core.results import Fit, NotLearnedError
 from headway.learning import moments
 from headway.learning.baselines import descend, lbfgs
+from headway.learning.factoring import Factoring
 from headway.learning.gauss_newton import Free, gauss_newton
 from headway.learning.polish import Polished
 from headway.learning.shapes import Factored, Full, Shape
 from headway.learning.source import spaced
-from headway.learning.stages import OutOfTimeError, Progress, Stages, better, left_over, polished
+from headway.learning.stages import FITTED, OutOfTimeError, Progress, better, left_over, polished
 from headway.learning.unmix import ENOUGH, WIDE, unmix, unseen
 from headway.linalg.projected import Problem, Rows, evaluate
 from headway.runs.store import Run, Stage
@@ -50,7 +51,7 @@ NEAR = 0.05  # a relative residual that only a start in the right basin reaches
 def learn(
     examples: Examples | None = None,
     heads: int | str = "auto",
-    method: str = "moments",
+    method: str = "auto",
     *,
     oracle: Callable[[Tensor], Any] | None = None,
     law: str | Any = "boolean",
@@ -143,7 +144,7 @@ def learn(
         fit = sculpting.sculpt()
     else:
         route = _Moments(*settings)
-        route.starting = method == "starts"
+        route.starting, route.method = method == "starts", method
         fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
     if kept is not None and not kept.finished:
         kept.finish(fit, examples.hashes())
@@ -201,11 +202,12 @@ def _asked(
                device="cpu" if first is None else first.device)
 
 
-class _Moments(Stages):
+class _Moments(Factoring):
     """Span by moments, unmix, polish; more and fewer heads."""
 
     basis: Tensor | None = None
     starting: bool = False  # no moments: random starts only
+    method: str = "auto"
     rough: tuple[float, str, Tensor] | None = None  # the best: what it leaves of rows not fitted, name, Θ
     rest: tuple[int, Tensor] | None = None  # of a wide layer, what stood out from the residual the last time
 
@@ -468,6 +470,10 @@ class _Moments(Stages):
             # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
             self.limit = min(self.limit, 10)
             return self.close(self.restart(1, range(1)), False)
+        first = self.method == "factors" or (self.method == "auto" and self.factors_first())
+        found = self.factors() if first else None
+        if found is not None and (found.held <= FITTED or self.method == "factors"):
+            return self.close(found, found.held > FITTED and self.leftover(found, "leftover-factors"))
         guess = 1
         # Below about 4 d² rows the noise floor of the moments hides the heads.
         if n * k >= 4 * d * d and not self.starting:
@@ -476,7 +482,11 @@ class _Moments(Stages):
             best, structured = self._given(self.heads)
         else:
             best, structured = self._counted(min(guess, self.max_heads, max(1, self.size.most_heads(n))))
-        if best.held > self.floor and best.sequences < min(n, self.source.most()):
+        if self.method == "auto" and not first and best.held > FITTED and structured:
+            more = self.factors()
+            if more is not None and more.held < 0.5 * best.held:
+                best, structured = more, more.held > FITTED and self.leftover(more, "leftover-factors")
+        if best.held > self.floor and best.out_rank is None and best.sequences < min(n, self.source.most()):
             best = self.polish("final", best.Theta, n)
             structured = structured or self.leftover(best, "leftover-final")
         return self.close(best, structured)

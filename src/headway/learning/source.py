@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,15 @@ class Frame:
     def tokens(self, X: Tensor) -> Tensor:
         return X if self.plain else (X - self.mean.to(X)) @ self.back.to(X).T
 
+    def unwhitened(self) -> Frame:
+        """Plain coordinates: centred, all directions divided by one number."""
+        if self.plain:
+            return self
+        d = len(self.mean)
+        size = float(self.out.square().sum() / d) ** 0.5
+        eye = torch.eye(d, dtype=self.out.dtype, device=self.out.device)
+        return Frame(self.mean, size * eye, eye / size, self.scale, False)
+
     def leave(self, Theta: Tensor, W: Tensor, offset: Tensor, mask: str) -> AttentionLayer:
         """The layer in the user's coordinates."""
         Theta, u = attention.split(Theta)
@@ -54,44 +64,97 @@ class Frame:
 
 
 def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> Frame:
-    """Mean and covariance of the tokens; no change of coordinates where they are white within sampling error."""
+    """Mean and covariance of the tokens; no change of coordinates where they are white within sampling error.
+
+    A covariance formed in one go knows directions down to 1e-8 of the largest only, and labels may depend on
+    smaller ones: what a layer norm computed in float32 leaves of the direction it removes is one. So tokens are
+    whitened twice: once roughly, then what is left of that, in which every direction is about of unit size.
+    """
     d = examples.width
     chosen = spaced(index, min(len(index), FRAME_SEQUENCES))
-    N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
-    squares = torch.zeros(d, d, dtype=torch.float64, device=device)
-    M, label, label_squares = 0, torch.zeros(examples.out_width, dtype=torch.float64, device=device), 0.0
-    peaks = [0.0, 0.0]
+    _refuse_sizes(examples, chosen, device)
+    first = examples.take(chosen[:1])
+    zero = torch.zeros(d, dtype=torch.float64, device=device)
+    eye = torch.eye(d, dtype=torch.float64, device=device)
+    near = first.X.reshape(-1, d)[0].to(device, torch.float64)  # any point among the tokens: sums stay small
+    N, mean, covariance = _spread_of(examples, chosen, device, near, eye)
+    mean = mean + near
+    scale = _label_scale(examples, chosen, device)
+    noise = 8.0 / math.sqrt(N)
+    if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
+        return Frame(zero, eye, eye, scale, True)
+    each = covariance.diagonal().clamp_min(0).sqrt()
+    each = torch.where(each > 1e-14 * (mean.abs() + each.max() * 1e-100), each, each.max().expand_as(each))
+    smallest = (16 * torch.finfo(examples.dtype).eps) ** 2  # variances below are not seen in the labels
+    clamp = max(1e-14, smallest)
+    values, vectors = torch.linalg.eigh(covariance / each / each.unsqueeze(1))
+    root = values.clamp_min(clamp * float(values[-1])).sqrt()
+    back, out = (vectors / root).T / each, each.unsqueeze(1) * (vectors * root)
+    _, shift, rest = _spread_of(examples, chosen, device, mean, back)
+    values, vectors = torch.linalg.eigh(rest)
+    alive = values > 0.25 * smallest / clamp
+    root, E = values[alive].sqrt(), vectors[:, alive]
+    # What no label could show: N spans the complement of what is visited, and nothing is read from it.
+    N = torch.linalg.qr(back.T @ vectors[:, ~alive])[0]
+    out, back, mean = out @ (E * root), (E / root).T @ back, mean + out @ shift
+    back = back - (back @ N) @ N.T
+    U, sizes, Vh = torch.linalg.svd(out)
+    if bool(alive.all()) and float(sizes[-1]) > 1e-3 * float(sizes[0]):
+        # The symmetric root keeps z close to x. Not where directions differ much in size: turned, the rounding of
+        # the smallest would reach all coordinates.
+        out, back = out @ Vh.T @ U.T, U @ Vh @ back
+    return Frame(mean, out, back, scale, False)
+
+
+def _parts(examples: Examples, chosen: np.ndarray, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens and labels of these sequences, filling left out, in float64."""
     for start in range(0, len(chosen), 1024):
         part = examples.take(chosen[start : start + 1024])
         rows = slice(None) if part.padding is None else ~part.padding.reshape(-1)
-        x = part.X.reshape(-1, d)[rows].to(device, torch.float64)
-        y = part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64)
-        peaks = [max(peak, float(z.abs().max())) for peak, z in zip(peaks, (x, y), strict=True)]
-        N, total, squares = N + len(x), total + x.sum(0), squares + x.T @ x
-        M, label, label_squares = M + len(y), label + y.sum(0), label_squares + float(y.square().sum())
-    for what, squared, peak in (("X", float(squares.trace()), peaks[0]), ("Y", label_squares, peaks[1])):
-        if peak > 0 and not 1e-290 < squared < math.inf:
+        yield (part.X.reshape(-1, part.width)[rows].to(device, torch.float64),
+               part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64))
+
+
+def _refuse_sizes(examples: Examples, chosen: np.ndarray, device: torch.device) -> None:
+    """Numbers whose squares leave the range of float64."""
+    peaks = {"X": 0.0, "Y": 0.0}
+    for x, y in _parts(examples, chosen, device):
+        peaks = {"X": max(peaks["X"], float(x.abs().max())), "Y": max(peaks["Y"], float(y.abs().max()))}
+    for what, peak in peaks.items():
+        if peak > 0 and not 1e-140 < peak < 1e150:
             checks.refuse(f"examples.{what}", "numbers whose squares can be added up, from 1e-140 to 1e150 in size",
                           f"numbers up to {peak:.1e}", f"{what} divided by their size")
+
+
+def _spread_of(
+    examples: Examples, chosen: np.ndarray, device: torch.device, near: Tensor, back: Tensor
+) -> tuple[int, Tensor, Tensor]:
+    """Rows, mean and covariance of (x − near) · backᵀ."""
+    d = len(back)
+    N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
+    squares = torch.zeros(d, d, dtype=torch.float64, device=device)
+    for x, _ in _parts(examples, chosen, device):
+        z = (x - near) @ back.T
+        N, total, squares = N + len(z), total + z.sum(0), squares + z.T @ z
     mean = total / N
-    covariance = squares / N - torch.outer(mean, mean)
-    variation = label_squares / M - float((label / M).square().sum())
-    if not variation > 1e-30 * max(label_squares / M, 1e-300):
+    return N, mean, squares / N - torch.outer(mean, mean)
+
+
+def _label_scale(examples: Examples, chosen: np.ndarray, device: torch.device) -> float:
+    """The labels' deviation as a power of two."""
+    N, squares, largest = 0, 0.0, 0.0
+    total = torch.zeros(examples.out_width, dtype=torch.float64, device=device)
+    near: Tensor | None = None
+    for _, y in _parts(examples, chosen, device):
+        near = y[0] if near is None else near
+        largest = max(largest, float(y.abs().max()))
+        y = y - near
+        N, total, squares = N + len(y), total + y.sum(0), squares + float(y.square().sum())
+    variation = squares / N - float((total / N).square().sum())
+    if not variation > 1e-30 * max(largest**2, 1e-300):
         checks.refuse("examples.Y", "labels that vary", "the same output row everywhere",
                       "check that Y is the layer's output on X")
-    scale = 2.0 ** round(0.5 * math.log2(variation / examples.out_width))
-    noise = 8.0 / math.sqrt(N)
-    eye = torch.eye(d, dtype=torch.float64, device=device)
-    if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
-        return Frame(torch.zeros_like(eye[0]), eye, eye, scale, True)
-    values, vectors = torch.linalg.eigh(covariance)
-    alive = values > 1e-10 * values.max()
-    root, E = values[alive].sqrt(), vectors[:, alive]
-    # Where every direction is alive the symmetric root keeps z close to x; otherwise z are eigendirections.
-    turn = E.T if bool(alive.all()) else torch.eye(
-        int(alive.sum()), dtype=torch.float64, device=device)
-    out, back = (E * root) @ turn, turn.T @ (E / root).T
-    return Frame(mean, out, back, scale, False)
+    return float(2.0 ** round(0.5 * math.log2(variation / examples.out_width)))
 
 
 def spaced(index: np.ndarray, count: int) -> np.ndarray:
@@ -112,6 +175,12 @@ class Source:
         self.examples = examples
         self.device = examples.device if device is None else torch.device(device)
         self.frame: Frame | None = None
+
+    def seen_through(self, frame: Frame) -> Source:
+        """The same sequences in other coordinates."""
+        other = copy(self)
+        other.frame = frame
+        return other
 
     @property
     def d(self) -> int:

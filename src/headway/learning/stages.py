@@ -29,9 +29,11 @@ from headway.learning.gauss_newton import least_curvature
 from headway.learning.polish import Polished, floor_of, polish
 from headway.learning.shapes import Full
 from headway.learning.source import Source, find_frame, spaced
+from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
 from headway.runs.store import Run, Stage
 
+FITTED = 1e-6  # relative error on held-out sequences that counts as small
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -137,6 +139,12 @@ class Stages:
         """
         if self.condition is None or self.condition[0] is not best:
             m = best.Theta.shape[0]
+            if best.rank is not None and best.out_rank is not None:
+                # Of thin heads the features are P_iXV_i, with V_i orthonormal.
+                model = ThinModel(self.source.problem(spaced(self.source.fit, best.sequences), m, torch.float64))
+                shape = Thin.of(best.Theta, best.W, best.rank, best.out_rank)
+                self.condition = best, _condition(model.evaluate(shape).factor)
+                return self.condition[1] < tolerance
             count = self.rows_for(m)
             if self.examples.take([0]).padding is None:
                 count = min(count, math.ceil(6 * (m * self.source.d + 1) / self.examples.length))
@@ -194,6 +202,10 @@ class Stages:
             return Status("too_few", f"Too few examples: {n} different sequences do not determine {count} "
                           f"(held-out error {held:.1e}, fitted {best.residual:.1e}). About {need} sequences are "
                           f"needed.{tail}", {**numbers, "needed": float(need)})
+        if held <= FITTED:
+            return Status("fitted", f"Fitted: {count}, relative error {held:.1e} on {len(self.source.held)} "
+                          f"held-out sequences, above the floor of the arithmetic ({self.floor:.0e}). What the "
+                          f"inputs hardly show of the heads may be known less well than that.{tail}", numbers)
         if best.reason == "time":
             return Status("limit", f"Out of time with {count}: held-out error {held:.1e}. Raise seconds.{tail}",
                           numbers)

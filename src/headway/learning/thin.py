@@ -47,6 +47,10 @@ class Thin:
         return (v[:, :first].reshape(m, self.rows, self.q), v[:, first:second].reshape(m, self.width, self.q),
                 v[:, second:].reshape(m, self.width, -1))
 
+    @classmethod
+    def joined(cls, A: Tensor, B: Tensor, V: Tensor) -> Thin:
+        return cls(torch.cat([part.flatten(1) for part in (A, B, V)], dim=1), B.shape[1], A.shape[1], A.shape[2])
+
     def theta(self) -> Tensor:
         return self.A @ self.B.mT
 
@@ -154,9 +158,12 @@ class ThinProducts:
                  attention.together(flat, P.mT @ g)]
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
-    def metric(self, generator: torch.Generator) -> Metric:
-        """For A: S ⊗ BᵀMB, for B: M ⊗ AᵀSA as in shapes.Factored, S the queries' second moment; for V: T ⊗ O_iO_iᵀ
-        with T_i = Σ_rows h_ih_iᵀ, h_i = P_iX, the second moment of what the head hands on."""
+    def moments(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """(S, M, T), in which a small change costs: of Θ_i about tr(S δ M_i δᵀ), of W_i about tr(δᵀT_iδ).
+
+        S is the queries' second moment, M_i = Σ_rows C W_iW_iᵀ C the keys' side (by one random probe a row, as in
+        projected.Products.blocks), T_i = Σ_rows h_ih_iᵀ with h_i = P_iX what the head hands on.
+        """
         m, r, _ = self.shape.A.shape
         d = self.shape.width
         M, T = (self.W.new_zeros(m, d, d) for _ in range(2))
@@ -172,7 +179,13 @@ class ThinProducts:
                 h = (side @ rows.X.unsqueeze(1)).transpose(0, 1).reshape(m, -1, d)
                 total += h.mT @ h
             S += torch.einsum("nkp,nkq->pq", first, first)
-        S, M = definite(S / self.problem.rows, M)
+        return S / self.problem.rows, M, T
+
+    def metric(self, generator: torch.Generator) -> Metric:
+        """For A: S ⊗ BᵀMB, for B: M ⊗ AᵀSA as in shapes.Factored; for V: T ⊗ O_iO_iᵀ."""
+        S, M, T = self.moments(generator)
+        S, M = definite(S, M)
+        m = len(M)
         A, B = self.shape.A, self.shape.B
         out = self.O.view(m, -1, self.O.shape[1])
         pairs = [(S, lifted(B.mT @ M @ B)), (M, lifted(A.mT @ S @ A)), (lifted(T), lifted(out @ out.mT))]

@@ -27,8 +27,9 @@ from headway.runs.store import Run
 
 TRAINED = "headway-train-1"
 OUTCOMES = {
-    "recovered": "recovered", "noise": "as well as the noise allows", "not_realisable": "not realisable",
-    "too_few": "too few examples", "degenerate": "a condition fails", "limit": "stopped at a limit"}
+    "recovered": "recovered", "fitted": "fitted", "noise": "as well as the noise allows",
+    "not_realisable": "not realisable", "too_few": "too few examples",
+    "degenerate": "a condition fails", "limit": "stopped at a limit"}
 # As in CITATION.cff.
 PAPERS = (
     ("S. Chen and Y. Li. Provably learning a multi-head attention layer. 2024.", "https://arxiv.org/abs/2402.04084"),

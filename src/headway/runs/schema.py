@@ -17,7 +17,7 @@ Rule = Callable[[Any, str], str | None]
 RUN, CERTIFIED = "headway-run-1", "headway-certificate-1"
 # Those a manifest vouches for.
 FILES = ("config.json", "layer.safetensors", "truth.safetensors", "seen.safetensors")
-STATUSES = ("recovered", "noise", "not_realisable", "too_few", "degenerate", "limit")
+STATUSES = ("recovered", "fitted", "noise", "not_realisable", "too_few", "degenerate", "limit")
 FREE = ("seconds", "device")  # settings that do not make a run another one
 
 

@@ -1,0 +1,157 @@
+"""Fewer heads, and smaller ones: what of a fit may go, and what that costs.
+
+A fit with more heads than needed ends with empty heads, with heads that share a pattern and divide its W between
+them, and with factors of more columns than the heads have rank. At a point with residual sum of squares ρ:
+
+* without head i, the others' O and c solved again, ρ grows by tr(O_iᵀ[(G⁻¹)_ii]⁻¹O_i), G the features' Gram matrix;
+* head i with the pattern of head j grows ρ by about tr(S δ M_i δᵀ), δ = Θ_i − Θ_j (S, M of ThinProducts.moments),
+  and the two are then one head with W_i + W_j;
+* columns of Θ_i and W_i that carry singular values σ in that metric cost about Σσ².
+
+Nothing is taken away by a threshold on its size alone: it goes if it costs little of what is left anyway, or if a
+short refinement without it gives the loss back (refine.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.learning.thin import Thin, ThinModel, ThinPoint
+
+Moments = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A smaller fit, and by how much the loss is expected to grow."""
+
+    shape: Thin
+    cost: float
+    what: str
+
+
+def without_cost(point: ThinPoint, heads: int) -> Tensor:
+    """By how much ρ grows without each head, the others solved again."""
+    inverse = torch.cholesky_inverse(point.factor.double())
+    p = len(point.out) // heads
+    out = point.out.double().view(heads, p, -1)
+    blocks = torch.stack([inverse[i * p : (i + 1) * p, i * p : (i + 1) * p] for i in range(heads)])
+    cost: Tensor = (out * torch.linalg.solve(blocks, out)).sum((1, 2))
+    return cost
+
+
+def merge_cost(shape: Thin, moments: Moments) -> Tensor:
+    """(m, m): by how much ρ grows, to first order, if head i takes the pattern of head j."""
+    S, M, _ = (part.double() for part in moments)
+    A, B = shape.A.double(), shape.B.double()
+    left = torch.einsum("irp,rs,jsq->ijpq", A, S, A)  # A_iᵀSA_j
+    m = len(A)
+    cost = A.new_zeros(m, m)
+    for i in range(m):
+        MB = M[i] @ B  # (m, d, q)
+        own = float((left[i, i] * (B[i].mT @ MB[i])).sum())
+        other = torch.stack([(left[j, j] * (B[j].mT @ MB[j])).sum() for j in range(m)])
+        cross = torch.einsum("jpq,jpq->j", left[i], B[i].mT @ MB)
+        cost[i] = own + other - 2 * cross
+    return cost.clamp_min(0.0).fill_diagonal_(float("inf"))
+
+
+def singular_values(shape: Thin, point: ThinPoint, moments: Moments) -> tuple[Tensor, Tensor]:
+    """Of every Θ_i and W_i in the metric in which they cost: (m, q) and (m, p)."""
+    S, M, T = (_half(part.double()) for part in moments)
+    A, B, V = shape.A.double(), shape.B.double(), shape.V.double()
+    core = torch.linalg.qr(S @ A)[1] @ torch.linalg.qr(M @ B)[1].mT
+    out = torch.linalg.qr(T @ V)[1] @ point.out.double().view(len(V), V.shape[2], -1)
+    return torch.linalg.svdvals(core), torch.linalg.svdvals(out)
+
+
+def _half(G: Tensor) -> Tensor:
+    """A square root of a symmetric matrix, rounding below zero left out."""
+    values, vectors = torch.linalg.eigh((G + G.mT) / 2)
+    half: Tensor = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
+    return half
+
+
+def columns_needed(values: Tensor, allowed: float) -> int:
+    """The fewest columns, the same number for all heads, whose neighbours cost at most ``allowed`` together."""
+    beyond = values.square().sum(0).flip(0).cumsum(0).flip(0)
+    return max(1, int((beyond > allowed).sum()))
+
+
+def step_down(values: Tensor) -> int:
+    """The columns after which the heads' singular values step down most; all of them if by less than two."""
+    sizes = values.square().mean(0).sqrt()
+    ratios = sizes[:-1] / sizes[1:].clamp_min(1e-300)
+    if not len(ratios) or float(ratios.max()) < 2.0:
+        return len(sizes)
+    return int(ratios.argmax()) + 1
+
+
+def narrowed(shape: Thin, point: ThinPoint, moments: Moments, q: int, p: int) -> Thin:
+    """The best approximation with q and p columns, in the metric in which they cost."""
+    S, M, T = (part.double() for part in moments)
+    A, B = _truncated(shape.A.double(), shape.B.double(), _half(_lifted(S)), _half(_lifted(M)), q)
+    root = _half(_lifted(T))
+    W = point.W.double()
+    U = torch.linalg.svd(root @ W, full_matrices=False)[0][:, :, :p]
+    return Thin.joined(A, B, torch.linalg.solve(root, U)).to(shape.value.dtype)
+
+
+def _truncated(A: Tensor, B: Tensor, left: Tensor, right: Tensor, q: int) -> tuple[Tensor, Tensor]:
+    """ABᵀ with q columns, nearest under ‖left · right‖."""
+    U, R = torch.linalg.qr(left @ A)
+    V, K = torch.linalg.qr(right @ B)
+    u, s, vh = torch.linalg.svd(R @ K.mT)
+    root = s[:, :q].sqrt().unsqueeze(1)
+    return (torch.linalg.solve(left, U @ (u[:, :, :q] * root)),
+            torch.linalg.solve(right, V @ (vh[:, :q].mT * root)))
+
+
+def _lifted(G: Tensor) -> Tensor:
+    """G with the least ridge that lets its root be inverted: directions that cost nothing stay where they are."""
+    mean = G.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    return G + 1e-12 * mean * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+
+
+def merged(shape: Thin, point: ThinPoint, i: int, j: int) -> Thin:
+    """Head i joins head j: its pattern is that of j, their W are added."""
+    W = point.W.double()
+    p = shape.V.shape[2]
+    V = shape.V.double().clone()
+    V[j] = torch.linalg.svd(W[i] + W[j], full_matrices=False)[0][:, :p]
+    keep = [h for h in range(len(W)) if h != i]
+    return Thin.joined(shape.A.double()[keep], shape.B.double()[keep], V[keep]).to(shape.value.dtype)
+
+
+def heads_kept(shape: Thin, keep: list[int]) -> Thin:
+    return Thin(shape.value[keep], shape.width, shape.rows, shape.q)
+
+
+def free_cuts(model: ThinModel, shape: Thin, point: ThinPoint, allowed: float) -> tuple[Thin, ThinPoint]:
+    """Without the heads that cost at most ``allowed`` together, the cheapest first."""
+    spent = 0.0
+    while len(shape.value) > 1:
+        costs = without_cost(point, len(shape.value))
+        i = int(costs.argmin())
+        spent += float(costs[i])
+        if spent > allowed:
+            break
+        shape = heads_kept(shape, [h for h in range(len(shape.value)) if h != i])
+        point = model.evaluate(shape)
+    return shape, point
+
+
+def cheapest(shape: Thin, point: ThinPoint, moments: Moments) -> Cut | None:
+    """The one head fewer that is expected to cost least: left out, or joined with another."""
+    m = len(shape.value)
+    if m < 2:
+        return None
+    drop, join = without_cost(point, m), merge_cost(shape, moments)
+    i = int(drop.argmin())
+    flat = int(join.argmin())
+    if float(drop[i]) <= float(join.flatten()[flat]):
+        return Cut(heads_kept(shape, [h for h in range(m) if h != i]), float(drop[i]), "a head less")
+    return Cut(merged(shape, point, flat // m, flat % m), float(join.flatten()[flat]), "two heads joined")

@@ -1,0 +1,239 @@
+"""From heads that are nearly right to the floor of the arithmetic, in thin factors.
+
+Gauss–Newton (gauss_newton.py) on as few sequences as determine the factors, more when other sequences disagree.
+Between its steps the fit is made smaller (prune.py): first what costs next to nothing of what is left, then, one at
+a time, what a few steps give back. So head count and head size come out of the refinement; nobody tells them.
+
+It matters to be rid of spare heads and columns early: with them the minimum is a valley, and Gauss–Newton creeps
+along it; without them it converges quadratically.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from headway.core.counting import Size
+from headway.core.devices import room
+from headway.learning.gauss_newton import NEAR, Solution, gauss_newton
+from headway.learning.polish import KEPT, Polished, floor_of
+from headway.learning.prune import (
+    cheapest,
+    columns_needed,
+    free_cuts,
+    narrowed,
+    singular_values,
+    step_down,
+)
+from headway.learning.source import Source, spaced
+from headway.learning.thin import Thin, ThinModel
+
+STEPS = 2  # of Gauss–Newton between two looks at what may go
+TRIAL = 5  # at most, to see whether a cut is given back
+INNER = {torch.float32: 150, torch.float64: 500}  # products for one step, at most
+SLOW = 10.0  # gain of a few steps below which, once the error is small, more are not worth their time
+ENOUGH = 1e-6  # relative error that is small
+FREE = 0.3  # part of what is left that cuts may cost without being tried
+NARROW = 0.02  # relative residual below which ranks are read off
+CLOSE = 1e-5  # relative residual at which float32 has done its part
+AGAIN = 0.01  # how far the residual must fall before a cut that failed is tried again
+ROWS = 6  # times the counting floor, to begin with
+FEWEST = 128  # sequences: counting knows nothing of saturated patterns, which say little
+LOOKED_AT = {"cuda": 256, "cpu": 64}  # other sequences looked at between steps
+
+
+class Refinement:
+    """A fit in thin factors on some sequences, in one precision, and the steps that make it better or smaller."""
+
+    def __init__(
+        self, source: Source, shape: Thin, generator: torch.Generator,
+        report: Callable[[float], None] | None = None, log: Callable[[str], None] | None = None,
+    ) -> None:
+        self.source, self.generator, self.report, self.log = source, generator, report, log
+        self.most = min(len(source.fit), source.most())
+        self.floor = floor_of(source.examples.dtype)
+        self.times, self.damping, self.products, self.refused = ROWS, 1e-2, 0, math.inf
+        self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
+        looked = spaced(source.held, min(len(source.held), LOOKED_AT.get(source.device.type, 64)))
+        self.others = looked
+        self.dtype = torch.float32
+        self.place(shape, 2 * ROWS)
+
+    # -- where it stands ------------------------------------------------------------------------------------
+
+    def sequences(self, shape: Thin, times: int) -> int:
+        k, e = self.source.examples.length, self.source.examples.out_width
+        m, q, p = len(shape.value), shape.q, shape.V.shape[2]
+        held = room(self.source.device, KEPT) // (12 * m * k * (2 * q + p + k))
+        wanted = times * Size(self.source.d, e, k, self.source.examples.mask, q, p).floor(m)
+        return min(max(FEWEST, wanted), self.most, max(16, held))
+
+    def place(self, shape: Thin, times: int | None = None) -> None:
+        """Go on from ``shape``, on ``times`` the counting floor of sequences."""
+        if times is not None:
+            self.count = self.sequences(shape, times)
+        index = spaced(self.source.fit, self.count)
+        self.model = ThinModel(self.source.problem(index, len(shape.value), self.dtype))
+        self.scale = self.model.variation()
+        self.shape = shape.to(self.dtype)
+        self.point = self.model.evaluate(self.shape)
+        self.look()
+
+    def look(self) -> None:
+        self.residual = math.sqrt(self.point.loss / self.scale)
+        self.other = self.error_of(self.point.Theta, self.point.W, self.point.offset)
+
+    def error_of(self, Theta: torch.Tensor, W: torch.Tensor, offset: torch.Tensor | None) -> float:
+        assert offset is not None
+        return self.source.error(self.others, Theta, W, offset)
+
+    @property
+    def overfitted(self) -> bool:
+        """Whether other sequences are met much worse than those fitted."""
+        return self.other > 2 * self.residual and self.other > self.floor
+
+    def say(self, words: str) -> None:
+        if self.log is not None:
+            self.log(words)
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def solve(self, shape: Thin, limit: int, **settings: float) -> Solution:
+        found = gauss_newton(self.model, shape, generator=self.generator, limit=limit, inner=self.dtype,
+                             report=self.report, **settings)  # type: ignore[arg-type]
+        self.products += found.products
+        return found
+
+    def step(self) -> str:
+        """A few steps of Gauss–Newton; why they ended."""
+        found = self.solve(self.shape, STEPS, damping=self.damping, inner_limit=INNER[self.dtype])
+        self.shape, self.point, self.damping = found.shape, found.point, found.damping
+        self.look()
+        self.say(f"{len(self.shape.value)} heads of {self.shape.q}, {self.shape.V.shape[2]}; {self.count} "
+                 f"sequences, residual {self.residual:.1e}, others {self.other:.1e}, {found.reason}")
+        return found.reason
+
+    def grow(self) -> bool:
+        """More sequences, if there are."""
+        if self.count >= self.most:
+            return False
+        before = self.count
+        while self.count <= 1.2 * before and self.count < self.most:
+            self.times *= 2
+            wanted = self.sequences(self.shape, self.times)
+            if wanted <= self.count and self.times > 10**6:
+                return False
+            self.count = max(self.count, wanted)
+        self.damping = max(self.damping, 1e-4)
+        self.place(self.shape)
+        return True
+
+    def sharpen(self) -> bool:
+        """On to float64, on no more sequences than the heads need now."""
+        if self.dtype == torch.float64:
+            return False
+        self.dtype = torch.float64
+        self.place(self.shape, self.times)
+        return True
+
+    # -- cuts -----------------------------------------------------------------------------------------------
+
+    def try_cut(self, shape: Thin, cost: float, what: str) -> bool:
+        """A smaller fit, kept if a few steps give back what it costs, on other sequences too."""
+        if cost > NEAR**2 * self.scale:
+            return False
+        found = self.solve(shape, TRIAL, damping=max(self.damping, 1e-3), inner_limit=INNER[torch.float32] // 2,
+                           target=0.9 * self.residual, patience=1, least_gain=0.3)
+        point = found.point
+        kept = found.residual <= self.residual and self.error_of(
+            point.Theta, point.W, point.offset) <= max(2 * self.other, 3 * found.residual, self.floor)
+        self.say(f"{what}: {'kept' if kept else 'not kept'}; expected {math.sqrt(cost / self.scale):.1e}, "
+                 f"residual {self.residual:.1e} → {found.residual:.1e}")
+        if kept:
+            self.shape, self.point, self.damping = found.shape, point, found.damping
+            self.look()
+        return kept
+
+    def cut(self) -> None:
+        """Leave out what costs next to nothing, then try what a few steps may give back."""
+        before = len(self.shape.value)
+        self.shape, self.point = free_cuts(self.model, self.shape, self.point, FREE * self.point.loss)
+        if len(self.shape.value) < before:
+            self.look()
+            self.say(f"{before - len(self.shape.value)} heads left out")
+        if self.residual < NARROW:
+            self.narrow()
+        while self.residual < AGAIN * self.refused or self.refused == math.inf:
+            if self.overfitted and self.count < self.most:
+                break
+            found = cheapest(self.shape, self.point, self.moments())
+            if found is None or not self.try_cut(found.shape, found.cost, found.what):
+                self.refused = self.residual
+                break
+
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.model.products(self.point, self.shape, self.dtype).moments(self.generator)
+
+    def narrow(self) -> None:
+        """Fewer columns: those that cost next to nothing go; then the step down of the singular values is tried,
+        and heads as wide in Θ as in W."""
+        q, p = self.shape.q, self.shape.V.shape[2]
+        moments = self.moments()
+        theta, out = singular_values(self.shape, self.point, moments)
+        allowed = FREE * self.point.loss
+        fewer = min(q, columns_needed(theta, allowed)), min(p, columns_needed(out, allowed))
+        if fewer != (q, p):
+            smaller = narrowed(self.shape, self.point, moments, *fewer)
+            point = self.model.evaluate(smaller)
+            if point.loss < 4 * self.point.loss:
+                self.say(f"columns {q}, {p} → {fewer[0]}, {fewer[1]}")
+                self.shape, self.point = smaller, point
+                self.look()
+                (q, p), moments = fewer, self.moments()
+                theta, out = singular_values(self.shape, self.point, moments)
+        narrow = min(p, step_down(out))
+        for wide in sorted({step_down(theta), min(narrow, q)}):
+            if (wide, narrow) == (q, p) or self.residual > 0.1 * self.failed.get((wide, narrow), math.inf):
+                continue
+            cost = float(theta[:, wide:].square().sum() + out[:, narrow:].square().sum())
+            if self.try_cut(narrowed(self.shape, self.point, moments, wide, narrow), cost,
+                            f"columns {q}, {p} → {wide}, {narrow}"):
+                return
+            self.failed[wide, narrow] = self.residual
+
+
+def refine_factors(
+    source: Source, shape: Thin, *, generator: torch.Generator, limit: int = 100,
+    report: Callable[[float], None] | None = None, cutting: bool = True, log: Callable[[str], None] | None = None,
+) -> Polished:
+    """The least-squares solution from ``shape`` on, with as few heads and columns as it takes."""
+    at = Refinement(source, shape, generator, report, log)
+    reason = "limit"
+    for _ in range(limit):
+        if cutting and not (at.overfitted and at.count < at.most):
+            at.cut()
+        before = at.residual
+        reason = at.step()
+        if at.dtype == torch.float64 and reason == "limit" and at.other < ENOUGH and at.residual > before / SLOW:
+            reason = "slow"
+        if reason == "limit" and not at.overfitted and at.residual > CLOSE:
+            continue
+        if at.overfitted and at.grow():
+            continue
+        ended = reason in ("floor", "converged", "stalled", "slow")
+        if (ended or at.residual < CLOSE) and at.sharpen():
+            continue
+        if ended:
+            if cutting and at.other <= at.floor and at.refused != at.residual:
+                heads, at.refused = len(at.shape.value), math.inf
+                at.cut()
+                if len(at.shape.value) < heads:
+                    continue
+            break
+    point = at.point
+    assert point.offset is not None
+    held = source.error(source.held, point.Theta, point.W, point.offset)
+    return Polished(point.Theta.double(), point.W.double(), point.offset.double(), at.residual, held, reason,
+                    at.count, at.model.problem.equations, at.shape.q, at.products, at.shape.V.shape[2])

@@ -1,0 +1,255 @@
+"""Descent on factors, what is pruned, the refinement, and tokens as people have them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import layer_norm
+from torch.testing import assert_close
+
+import headway as hw
+from headway.learning.prune import (
+    columns_needed,
+    free_cuts,
+    merge_cost,
+    merged,
+    narrowed,
+    singular_values,
+    step_down,
+    without_cost,
+)
+from headway.learning.refine import refine_factors
+from headway.learning.source import Source, find_frame, spaced
+from headway.learning.starts.descent import Table, descend, predict, random_factors, tables, whitened
+from headway.learning.thin import Thin, ThinModel
+
+CPU = torch.device("cpu")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def low_rank(heads, width, size, seed=0, scale=2.0):
+    """A layer as trained ones are: Θ_i and W_i of rank ``size``."""
+    Theta = normal(heads, width, size, seed=seed) @ normal(heads, size, width, seed=seed + 1)
+    Theta *= scale / Theta.flatten(1).norm(dim=1).view(-1, 1, 1)
+    W = normal(heads, width, size, seed=seed + 2) @ normal(heads, size, width, seed=seed + 3) / width
+    return hw.AttentionLayer(Theta, W)
+
+
+def uneven(n, k, d, seed=0, decades=2.0):
+    """Tokens with a mean, correlated, their sizes spread over ``decades``."""
+    sizes = torch.logspace(0, -decades, d, dtype=torch.float64)
+    return normal(n, k, d, seed=seed) @ (normal(d, d, seed=seed + 1) * sizes) / math.sqrt(d) + 0.3
+
+
+def source_of(data):
+    found = Source(data)
+    found.frame = find_frame(data, found.fit, CPU)
+    return found
+
+
+def thin_problem(seed=0, heads=4, d=6, q=2, n=60, k=5):
+    """A fit of random factors to labels of another layer: nothing about it is special."""
+    data = hw.draw(low_rank(3, d, 2, seed=seed), n, k, law="gaussian", seed=seed)
+    source = source_of(data)
+    model = ThinModel(source.problem(source.fit, heads, torch.float64))
+    shape = Thin(normal(heads, (2 * d + 1) * q + d * q, seed=seed + 9), d, d + 1, q)
+    return model, shape, model.evaluate(shape)
+
+
+# -- descent ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_factors_predict_what_their_layer_does(mask, padded):
+    X = normal(7, 5, 6)
+    f = random_factors(3, 6, 4, 2, 3, torch.Generator().manual_seed(1), CPU)
+    f.A[:, 6] = normal(3, 2, seed=3).float()
+    padding = torch.zeros(7, 5, dtype=torch.bool)
+    if padded:
+        padding[2, 3:] = True
+    Theta = f.Theta.double()
+    layer = hw.AttentionLayer(Theta[:, :6], f.W.double(), Theta[:, 6], f.offset.double(), mask)
+    data = hw.Examples(X, torch.zeros(7, 5, 4, dtype=torch.float64), mask=mask, padding=padding if padded else None)
+    rows = source_rows(data)
+    keep = ~padding
+    assert_close(predict(X.float(), f, rows.see)[keep], layer(X, padding if padded else None)[keep].float())
+
+
+def source_rows(data):
+    from headway.core import attention
+
+    part = data.take(range(len(data)))
+    return Table(part.X, part.Y, attention.allowed(part.X, part.mask, part.padding))
+
+
+def test_factors_mean_the_same_in_working_coordinates():
+    layer = low_rank(2, 8, 3)
+    X = uneven(80, 5, 8)
+    source = source_of(hw.Examples(X, layer(X)))
+    fit, _ = tables(source)
+    f = random_factors(4, 8, 8, 3, 3, torch.Generator().manual_seed(0), CPU)
+    plain = predict(fit.X.double(), type(f)(*(part.double() for part in f.parts())), None)
+    shape = whitened(f, source.frame)
+    index = spaced(source.fit, len(fit.X))
+    rows = next(iter(source.stream(index, 1, torch.float64)))
+    W = shape.V @ f.O.double()
+    worked = hw.AttentionLayer(shape.theta()[:, :-1], W, shape.theta()[:, -1])(rows.X)
+    # A mean of the tokens passes through V only in plain coordinates, as a constant.
+    difference = plain[: len(worked)] - worked
+    assert float((difference - difference.mean((0, 1))).norm()) < 1e-5 * float(plain.norm())
+
+
+def test_random_labels_are_learned_by_heart_and_said_so():
+    X, Y = normal(24, 6, 8).float(), normal(24, 6, 8, seed=1).float()
+    draw = torch.Generator().manual_seed(0)
+    found = descend(Table(X[:16], Y[:16]), Table(X[16:], Y[16:]), random_factors(6, 8, 8, 8, 8, draw, CPU),
+                    generator=draw, rate=1e-2, rows=96, limit=3000)
+    assert found.reason == "by heart"
+    assert found.fitted < 0.7 * found.error
+
+
+def test_weights_that_are_held_down_are_smaller():
+    X, Y = normal(24, 6, 8).float(), normal(24, 6, 8, seed=1).float()
+    sizes = []
+    for decay in (0.0, 3.0):
+        draw = torch.Generator().manual_seed(0)
+        found = descend(Table(X[:16], Y[:16]), Table(X[16:], Y[16:]), random_factors(4, 8, 8, 4, 4, draw, CPU),
+                        generator=draw, rate=1e-2, decay=decay, rows=96, limit=300)
+        sizes.append(sum(float(part.square().sum()) for part in found.factors.parts()))
+    assert sizes[1] < 0.8 * sizes[0]
+
+
+# -- what may go ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_cost_of_a_head_is_what_leaving_it_out_costs(seed):
+    model, shape, point = thin_problem(seed)
+    expected = without_cost(point, 4)
+    for i in range(4):
+        fewer = Thin(shape.value[[h for h in range(4) if h != i]], shape.width, shape.rows, shape.q)
+        assert_close(float(expected[i]), model.evaluate(fewer).loss - point.loss, rtol=1e-6, atol=1e-9)
+
+
+def test_the_cost_of_joining_is_a_norm_of_the_difference():
+    model, shape, point = thin_problem()
+    S, M, T = model.products(point, shape, torch.float64).moments(torch.Generator().manual_seed(0))
+    cost = merge_cost(shape, (S, M, T))
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                delta = shape.theta()[i] - shape.theta()[j]
+                expected = float(torch.trace(S @ delta @ M[i] @ delta.T))
+                assert_close(float(cost[i, j]), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_two_heads_with_one_pattern_are_joined_without_loss():
+    model, shape, _ = thin_problem()
+    value = shape.value.clone()
+    pattern = (shape.rows + shape.width) * shape.q
+    value[1, :pattern] = value[0, :pattern]  # head 2 looks where head 1 looks
+    twin = Thin(value, shape.width, shape.rows, shape.q)
+    point = model.evaluate(twin)
+    wide = Thin.joined(*(torch.cat([part, torch.zeros_like(part[:, :, :2])], 2) if part is twin.V else part
+                         for part in (twin.A, twin.B, twin.V)))
+    one = merged(wide, point, 1, 0)  # their projections together have rank 4
+    assert len(one.value) == 3
+    assert model.evaluate(one).loss <= point.loss * (1 + 1e-9)
+
+
+def test_heads_that_cost_nothing_go_and_no_others():
+    model, shape, point = thin_problem()
+    assert len(free_cuts(model, shape, point, 0.0)[0].value) == 4
+    dead = shape.value.clone()
+    dead[2, (shape.rows + shape.width) * shape.q :] = 0.0
+    shape = Thin(dead, shape.width, shape.rows, shape.q)
+    fewer, left = free_cuts(model, shape, model.evaluate(shape), 1e-9)
+    assert len(fewer.value) == 3
+    assert_close(left.loss, model.evaluate(shape).loss, rtol=1e-8, atol=0)
+
+
+def test_columns_that_are_empty_go_without_loss():
+    model, shape, point = thin_problem(q=2)
+    A, B = (torch.cat([part, 1e-12 * normal(*part.shape, seed=5)], 2) for part in (shape.A, shape.B))
+    more = Thin.joined(A, B, shape.V)
+    point = model.evaluate(more)
+    moments = model.products(point, more, torch.float64).moments(torch.Generator().manual_seed(0))
+    theta, _ = singular_values(more, point, moments)
+    assert columns_needed(theta, 1e-9) == 2
+    assert step_down(theta) == 2
+    smaller = narrowed(more, point, moments, 2, 2)
+    assert_close(smaller.theta(), more.theta(), rtol=1e-6, atol=1e-8)
+    assert_close(model.evaluate(smaller).loss, point.loss, rtol=1e-6, atol=0)
+
+
+# -- the whole way ----------------------------------------------------------------------------------------------
+
+
+def test_a_refinement_finds_count_and_size():
+    layer = low_rank(2, 16, 4)
+    X = uneven(400, 6, 16)
+    data = hw.Examples(X, layer(X))
+    source = source_of(data)
+    draw = torch.Generator().manual_seed(0)
+    fit, select = tables(source)
+    start = descend(fit, select, random_factors(4, 16, 16, 6, 6, draw, CPU), generator=draw, rate=1e-2, rows=256,
+                    limit=2000)
+    assert start.error < 0.3
+    found = refine_factors(source, whitened(start.factors, source.frame), generator=draw)
+    assert (len(found.Theta), found.rank, found.out_rank) == (2, 4, 4)
+    assert found.held < 1e-12
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_uneven_tokens_are_learned_without_being_told_the_count(seed):
+    layer = low_rank(3, 28, 6, seed=10 * seed)
+    X = uneven(700, 6, 28, seed=seed)
+    fit = hw.learn(hw.Examples(X, layer(X)), seconds=120)
+    assert fit.status.kind == "recovered", fit.status
+    assert fit.layer.heads == 3
+    fresh = uneven(100, 6, 28, seed=seed + 100)
+    assert float((fit.layer(fresh) - layer(fresh)).norm()) < 1e-6 * float(layer(fresh).norm())
+    assert fit.trace[1]["stage"].startswith("descent-")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_words_behind_a_layer_norm_in_float32_are_recovered(seed):
+    """The direction a layer norm removes is left at 1e-8 by float32, and labels made in float64 see it."""
+    draw = torch.Generator().manual_seed(seed)
+    words, places = torch.randn(200, 16, generator=draw), 0.5 * torch.randn(10, 16, generator=draw)
+    ids = torch.multinomial(1 / torch.arange(1, 201.0), 12000, True, generator=draw).view(1200, 10)
+    X = layer_norm(words[ids] + places, (16,)).double()
+    layer = hw.AttentionLayer.random(heads=3, width=16, seed=seed + 50)
+    fit = hw.learn(hw.Examples(X, layer(X)), seconds=60)
+    assert fit.status.kind == "recovered", fit.status
+    assert fit.layer.heads == 3
+
+
+# -- coordinates ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [lambda X: X + 1e8, lambda X: X * torch.tensor([1e5] + [1.0] * 5),
+                                    lambda X: 1e-6 * X, lambda X: X], ids=["far", "one large", "small", "plain"])
+def test_working_tokens_are_white_whatever_the_scale(change):
+    X = change(normal(400, 5, 6))
+    source = source_of(hw.Examples(X, normal(400, 5, 6, seed=1)))
+    rows = source.rows(source.fit, torch.float64)
+    Z = rows.X.reshape(-1, source.d)
+    assert source.d == 6
+    assert_close(Z.T @ Z / len(Z) - torch.outer(Z.mean(0), Z.mean(0)), torch.eye(6, dtype=torch.float64), rtol=0,
+                 atol=0.2 if source.frame.plain else 1e-6)
+
+
+def test_directions_no_label_could_show_are_left_out():
+    X = normal(300, 5, 6)
+    X[:, :, 5] = X[:, :, 4]  # one direction is never visited
+    assert source_of(hw.Examples(X, normal(300, 5, 6, seed=1))).d == 5
+    X[:, :, 5] += 1e-9 * normal(300, 5, seed=2)
+    assert source_of(hw.Examples(X, normal(300, 5, 6, seed=1))).d == 6, "float64 labels show it"
+    assert source_of(hw.Examples(X.float(), normal(300, 5, 6, seed=1).float())).d == 5, "float32 ones do not"
