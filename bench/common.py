@@ -39,8 +39,9 @@ def commit(root: Path = ROOT) -> str:
         return "unknown"  # not a git checkout
 
 
-# Where the code was carried without its history, the commit is given.
-COMMIT = os.environ.get("HEADWAY_COMMIT") or commit()  # of the code as it was loaded: a commit made while a long benchmark runs is not what ran
+# Of the code as it was loaded: a commit made while a long benchmark runs is not what ran. Where code was carried
+# without its history, the commit is given.
+COMMIT = os.environ.get("HEADWAY_COMMIT") or commit()
 
 
 def machine(device: str = "cpu") -> str:

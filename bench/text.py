@@ -70,7 +70,7 @@ def prepare(pack: Path) -> None:
     kept = {name: t for name, t in weights.items() if t.is_floating_point() and not name.startswith("pooler")}
     kept["embeddings.word_embeddings.weight"] = kept["embeddings.word_embeddings.weight"][used]
     kept["embeddings.position_embeddings.weight"] = kept["embeddings.position_embeddings.weight"][:LENGTH]
-    write_tensors(pack, {**kept, "ids": ids.to(torch.int32)}, {})
+    write_tensors(pack, {**kept, "ids": ids.to(torch.int16)}, {})
     print(f"{len(ids)} pieces of {LENGTH} tokens, {len(used)} different words, in {pack}")
 
 
@@ -94,7 +94,7 @@ class Encoder:
 
     def _before(self, block: int, ids: Tensor) -> Tensor:
         w = self.weights
-        x = (w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"]
+        x = (w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][:LENGTH]
              + w["embeddings.token_type_embeddings.weight"][0])
         x = self._norm(x, "embeddings.LayerNorm")
         for number in range(block):
