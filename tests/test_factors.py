@@ -253,3 +253,13 @@ def test_directions_no_label_could_show_are_left_out():
     X[:, :, 5] += 1e-9 * normal(300, 5, seed=2)
     assert source_of(hw.Examples(X, normal(300, 5, 6, seed=1))).d == 6, "float64 labels show it"
     assert source_of(hw.Examples(X.float(), normal(300, 5, 6, seed=1).float())).d == 5, "float32 ones do not"
+
+
+def test_out_of_time_the_best_so_far_is_what_counts():
+    layer = low_rank(3, 28, 6)
+    X = uneven(700, 6, 28)
+    fit = hw.learn(hw.Examples(X, layer(X)), method="factors", seconds=3.0)
+    assert fit.stats["seconds"] < 6.0
+    assert fit.status.kind in ("limit", "recovered", "fitted")
+    if fit.status.kind == "limit":
+        assert "Out of time" in fit.status.sentence

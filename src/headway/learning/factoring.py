@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.polish import Polished
 from headway.learning.refine import refine_factors
 from headway.learning.stages import FITTED, Stages, better, polished
@@ -89,14 +90,20 @@ class Factoring(Stages):
         def compute() -> Stage:
             assert self.source.frame is not None
             done = refine_factors(self.source, whitened(found, self.source.frame), generator=self.generator(name),
-                                  limit=self.limit, report=self.report)
+                                  limit=self.limit, report=self.report, pulse=self.pulse)
+            if done.reason == "time":  # no finished stage: with more time a run goes on from the descent
+                self._consider(done)
+                raise OutOfTimeError
             info = asdict(done)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
         done = polished(self.stage(name, compute, len(found.A)))
-        if not isinstance(self.heads, int) or len(done.Theta) <= self.heads:
-            self.best = better(self.best, done)
+        self._consider(done)
         return done
+
+    def _consider(self, found: Polished) -> None:
+        if not isinstance(self.heads, int) or len(found.Theta) <= self.heads:
+            self.best = better(self.best, found)
 
     def factors_first(self) -> bool:
         """Whether this route is tried before moments and random starts: the tokens are far from white, or too few

@@ -28,6 +28,10 @@ ROUGH = 1e-3  # relative residual above which steps need no more than three digi
 NEAR = 0.05  # relative residual below which steps are worth a better preconditioner
 
 
+class OutOfTimeError(Exception):
+    """Raised by ``report`` or ``pulse`` to end a solve; what it had reached is what counts."""
+
+
 class Operator(Protocol):
     """J and its adjoint at one point, in the unknowns of a shape; ``count`` says how many products were made."""
 
@@ -148,10 +152,12 @@ def gauss_newton(
     budget: float = math.inf,
     inner: torch.dtype = torch.float32,
     report: Callable[[float], None] | None = None,
+    pulse: Callable[[], None] | None = None,
 ) -> Solution:
     """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when ``patience`` steps in a
     row gain less than ``least_gain`` of the loss (stalled), when a full step would gain less than 1e-9
-    (converged), at ``limit`` steps, or after ``budget`` products with J and its transpose (limit).
+    (converged), at ``limit`` steps, or after ``budget`` products with J and its transpose (limit). ``report`` hears
+    of every step, ``pulse`` is called at every product; either may end it by raising.
     """
     scale = model.variation()
     eps = torch.finfo(model.dtype).eps
@@ -180,6 +186,8 @@ def gauss_newton(
             lam = damping
 
             def apply(v: Tensor, op: Operator = operator, D: Metric = metric, lam: float = lam) -> Tensor:
+                if pulse is not None:
+                    pulse()
                 return op.curvature(v) + lam * D.apply(v)
 
             with fast_products(unit.device, history[-1] > ROUGH):

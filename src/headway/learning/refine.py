@@ -17,7 +17,7 @@ import torch
 
 from headway.core.counting import Size
 from headway.core.devices import room
-from headway.learning.gauss_newton import NEAR, Solution, gauss_newton
+from headway.learning.gauss_newton import NEAR, OutOfTimeError, Solution, gauss_newton
 from headway.learning.polish import KEPT, Polished, floor_of
 from headway.learning.prune import (
     cheapest,
@@ -31,14 +31,14 @@ from headway.learning.source import Source, spaced
 from headway.learning.thin import Thin, ThinModel
 
 STEPS = 2  # of Gauss–Newton between two looks at what may go
-TRIAL = 5  # at most, to see whether a cut is given back
+TRIAL = 4  # at most, to see whether a cut is given back
 INNER = {torch.float32: 150, torch.float64: 500}  # products for one step, at most
 SLOW = 10.0  # gain of a few steps below which, once the error is small, more are not worth their time
 ENOUGH = 1e-6  # relative error that is small
 FREE = 0.3  # part of what is left that cuts may cost without being tried
 NARROW = 0.02  # relative residual below which ranks are read off
 CLOSE = 1e-5  # relative residual at which float32 has done its part
-AGAIN = 0.01  # how far the residual must fall before a cut that failed is tried again
+AGAIN = 0.3  # how far the residual must fall before a cut that failed is tried again
 ROWS = 6  # times the counting floor, to begin with
 FEWEST = 128  # sequences: counting knows nothing of saturated patterns, which say little
 LOOKED_AT = {"cuda": 256, "cpu": 64}  # other sequences looked at between steps
@@ -49,9 +49,10 @@ class Refinement:
 
     def __init__(
         self, source: Source, shape: Thin, generator: torch.Generator,
-        report: Callable[[float], None] | None = None, log: Callable[[str], None] | None = None,
+        report: Callable[[float], None] | None = None, pulse: Callable[[], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
-        self.source, self.generator, self.report, self.log = source, generator, report, log
+        self.source, self.generator, self.report, self.pulse, self.log = source, generator, report, pulse, log
         self.most = min(len(source.fit), source.most())
         self.floor = floor_of(source.examples.dtype)
         self.times, self.damping, self.products, self.refused = ROWS, 1e-2, 0, math.inf
@@ -59,7 +60,7 @@ class Refinement:
         looked = spaced(source.held, min(len(source.held), LOOKED_AT.get(source.device.type, 64)))
         self.others = looked
         self.dtype = torch.float32
-        self.place(shape, 2 * ROWS)
+        self.place(shape, ROWS)
 
     # -- where it stands ------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class Refinement:
 
     def solve(self, shape: Thin, limit: int, **settings: float) -> Solution:
         found = gauss_newton(self.model, shape, generator=self.generator, limit=limit, inner=self.dtype,
-                             report=self.report, **settings)  # type: ignore[arg-type]
+                             report=self.report, pulse=self.pulse, **settings)  # type: ignore[arg-type]
         self.products += found.products
         return found
 
@@ -144,8 +145,8 @@ class Refinement:
         """A smaller fit, kept if a few steps give back what it costs, on other sequences too."""
         if cost > NEAR**2 * self.scale:
             return False
-        found = self.solve(shape, TRIAL, damping=max(self.damping, 1e-3), inner_limit=INNER[torch.float32] // 2,
-                           target=0.9 * self.residual, patience=1, least_gain=0.3)
+        found = self.solve(shape, TRIAL, damping=max(self.damping, 1e-3), inner_limit=INNER[torch.float32],
+                           target=0.9 * self.residual)
         point = found.point
         kept = found.residual <= self.residual and self.error_of(
             point.Theta, point.W, point.offset) <= max(2 * self.other, 3 * found.residual, self.floor)
@@ -206,13 +207,28 @@ class Refinement:
 
 def refine_factors(
     source: Source, shape: Thin, *, generator: torch.Generator, limit: int = 100,
-    report: Callable[[float], None] | None = None, cutting: bool = True, log: Callable[[str], None] | None = None,
+    report: Callable[[float], None] | None = None, pulse: Callable[[], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> Polished:
-    """The least-squares solution from ``shape`` on, with as few heads and columns as it takes."""
-    at = Refinement(source, shape, generator, report, log)
+    """The least-squares solution from ``shape`` on, with as few heads and columns as it takes; out of time, what
+    was reached, with the reason "time"."""
+    at = Refinement(source, shape, generator, report, pulse, log)
+    try:
+        reason = _run(at, limit)
+    except OutOfTimeError:
+        reason = "time"
+    point = at.point
+    assert point.offset is not None
+    held = source.error(source.held, point.Theta, point.W, point.offset)
+    return Polished(point.Theta.double(), point.W.double(), point.offset.double(), at.residual, held, reason,
+                    at.count, at.model.problem.equations, at.shape.q, at.products, at.shape.V.shape[2])
+
+
+def _run(at: Refinement, limit: int) -> str:
+    """Cut, step, grow, sharpen, until nothing moves; why it ended."""
     reason = "limit"
     for _ in range(limit):
-        if cutting and not (at.overfitted and at.count < at.most):
+        if not (at.overfitted and at.count < at.most):
             at.cut()
         before = at.residual
         reason = at.step()
@@ -226,14 +242,10 @@ def refine_factors(
         if (ended or at.residual < CLOSE) and at.sharpen():
             continue
         if ended:
-            if cutting and at.other <= at.floor and at.refused != at.residual:
+            if at.other <= at.floor and at.refused != at.residual:
                 heads, at.refused = len(at.shape.value), math.inf
                 at.cut()
                 if len(at.shape.value) < heads:
                     continue
             break
-    point = at.point
-    assert point.offset is not None
-    held = source.error(source.held, point.Theta, point.W, point.offset)
-    return Polished(point.Theta.double(), point.W.double(), point.offset.double(), at.residual, held, reason,
-                    at.count, at.model.problem.equations, at.shape.q, at.products, at.shape.V.shape[2])
+    return reason

@@ -30,11 +30,11 @@ from headway.core.results import Fit, NotLearnedError
 from headway.learning import moments
 from headway.learning.baselines import descend, lbfgs
 from headway.learning.factoring import Factoring
-from headway.learning.gauss_newton import Free, gauss_newton
+from headway.learning.gauss_newton import Free, OutOfTimeError, gauss_newton
 from headway.learning.polish import Polished
 from headway.learning.shapes import Factored, Full, Shape
 from headway.learning.source import spaced
-from headway.learning.stages import FITTED, OutOfTimeError, Progress, better, left_over, polished
+from headway.learning.stages import FITTED, Progress, better, left_over, polished
 from headway.learning.unmix import ENOUGH, WIDE, unmix, unseen
 from headway.linalg.projected import Problem, Rows, evaluate
 from headway.runs.store import Run, Stage

@@ -25,7 +25,7 @@ from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
 from headway.learning import moments
-from headway.learning.gauss_newton import least_curvature
+from headway.learning.gauss_newton import OutOfTimeError, least_curvature
 from headway.learning.polish import Polished, floor_of, polish
 from headway.learning.shapes import Full
 from headway.learning.source import Source, find_frame, spaced
@@ -35,10 +35,6 @@ from headway.runs.store import Run, Stage
 
 FITTED = 1e-6  # relative error on held-out sequences that counts as small
 Progress = Callable[[Mapping[str, Any]], None]
-
-
-class OutOfTimeError(Exception):
-    """Raised between iterations when the seconds are used up."""
 
 
 class Stages:
@@ -96,12 +92,16 @@ class Stages:
         return {n: t.to(self.source.device) for n, t in tensors.items()}, info
 
     def report(self, residual: float | None) -> None:
-        if time.perf_counter() > self.deadline:
-            raise OutOfTimeError
+        self.pulse()
         if residual is not None:
             self.curve.append((time.perf_counter(), residual))
         if self.progress is not None:
             self.progress({**self.current, "residual": residual})
+
+    def pulse(self) -> None:
+        """Called between products: no solve goes on for long after its time."""
+        if time.perf_counter() > self.deadline:
+            raise OutOfTimeError
 
     def generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed}:{name}".encode()))

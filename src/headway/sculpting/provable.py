@@ -19,9 +19,10 @@ from headway.core import checks, conditions
 from headway.core.counting import Size
 from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
+from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.polish import Polished
 from headway.learning.source import spaced
-from headway.learning.stages import OutOfTimeError, Stages, better, heads_of
+from headway.learning.stages import Stages, better, heads_of
 from headway.learning.unmix import unmix
 from headway.linalg.projected import Rows, evaluate
 from headway.runs.store import Stage
