@@ -79,20 +79,21 @@ def learn(
     Assumes random inputs that visit the directions of interest, at least the counting floor of examples
     (``fit.stats["floor"]``), heads that differ. Tokens need not be white: mean and covariance are removed first.
 
-    heads: "auto" finds the count. method: "moments" (span, unmix, polish; straight to Gauss–Newton from
-    random starts when examples are few), "starts" (random starts in any case), "sculpt" (the first paper's
-    algorithm, for 2 to 8 white tokens and many examples), or the baselines "descent" (Adam) and "lbfgs", which need
-    ``heads`` and, given ``seconds``, use them all. rank: "auto" uses
-    a low rank of the Θ_i where it shows, an int imposes it, None never. starts: random starts tried before
-    giving up. limit: Gauss–Newton iterations in one solve. seconds: stop after about this long with the best fit so
-    far (what a resumed run finds then depends on the clock). A tenth of the examples (2,000 at most) is held out
-    for validation: not fitted, it chooses starts, counts and ranks and settles the status. With "sculpt" alone:
-    search, "gauss-newton" or the paper's "net"; polish, whether to go on to the floor of the arithmetic;
-    thresholds, the constants of sculpting, which are ours; truth, a layer to which the trace then gives distances
-    and at which nothing else looks. strict=True raises NotLearnedError unless the status is ok. run: a folder that
-    keeps the stages and the result; it belongs to these examples and settings, and others are refused. An
-    interrupted run goes on, one whose seconds ran out goes on for as many more, a finished one is read back.
-    progress: called with {"stage", "residual", "heads"}.
+    heads: "auto" finds the count. method: "auto" chooses among the next three by the inputs; "moments" (span,
+    unmix, polish; straight to Gauss–Newton from random starts when examples are few), "factors" (descent on
+    thin factors, pruned and refined), "starts" (random starts in any case); "sculpt" (the first paper's
+    algorithm, for 2 to 8 white tokens and many examples), or the baselines "descent" (Adam) and "lbfgs", which
+    need ``heads`` and, given ``seconds``, use them all. rank: "auto" uses a low rank of the Θ_i where it shows,
+    an int imposes it, None never. starts: random starts tried before giving up. limit: Gauss–Newton iterations
+    in one solve. seconds: stop after about this long with the best fit so far (what a resumed run finds then
+    depends on the clock). A tenth of the examples (2,000 at most) is held out for validation: not fitted, it
+    chooses starts, counts and ranks and settles the status. With "sculpt" alone: search, "gauss-newton" or the
+    paper's "net"; polish, whether to go on to the floor of the arithmetic; thresholds, the constants of
+    sculpting, which are ours; truth, a layer to which the trace then gives distances and at which nothing else
+    looks. strict=True raises NotLearnedError unless the status is ok. run: a folder that keeps the stages and
+    the result; it belongs to these examples and settings, and others are refused. An interrupted run goes on,
+    one whose seconds ran out goes on for as many more, a finished one is read back. progress: called with
+    {"stage", "residual", "heads"}.
 
     In place of examples an ``oracle``: a function of X (n, k, d), or an nn.MultiheadAttention, that is shown
     ``count`` random sequences (default 10·d²/length, at least 2,000) of ``length`` tokens of ``width`` features
