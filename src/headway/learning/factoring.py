@@ -20,7 +20,7 @@ from headway.runs.store import Stage
 
 PROMISING = 0.3  # relative error on other sequences from which a refinement is worth its time
 DECAY = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
-SMALL = 64  # width up to which projections of full rank cost little
+SMALL = 32  # width up to which projections of full rank cost little
 STEPS = 6000  # of Adam, at most, on one rung
 
 
