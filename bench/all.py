@@ -22,7 +22,8 @@ SCRIPTS = ("bench/trained.py", "bench/adam_tuning.py", "bench/baselines.py", "be
            "bench/planted.py", "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/zoo.py",
            "docs/figure.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
-        "bench/real.py --device cpu --layers 5 --adam 0", f"bench/text.py --prepare {PACK}", f"bench/text.py {PACK}")
+        "bench/real.py --device cpu --layers 5 --adam 0", f"bench/text.py --prepare {PACK}",
+        f"bench/text.py {PACK}")
 PAGES = "bench/pages.py --write"
 
 
