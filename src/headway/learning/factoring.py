@@ -8,7 +8,7 @@ sequences are learned by heart instead, the weights are held down; if nothing is
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.learning.gauss_newton import OutOfTimeError
@@ -79,6 +79,11 @@ class Factoring(Stages):
             found = descend(fit, select, begin, generator=draw, rate=2e-3 if wide else 4e-3, decay=rung.decay,
                             rows=None if wide or source.device.type == "cuda" else 512, limit=STEPS,
                             report=self.report)
+            if found.reason == "time":  # as below
+                assert source.frame is not None
+                self._consider(replace(refine_factors(
+                    source, whitened(found.factors, source.frame), generator=draw, limit=0), reason="time"))
+                raise OutOfTimeError
             parts = dict(zip("ABVOc", found.factors.parts(), strict=True))
             return parts, {"error": found.error, "residual": found.fitted, "steps": found.steps,
                            "reason": found.reason}

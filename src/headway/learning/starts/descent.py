@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from headway.core.devices import fast_products
+from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.source import Frame, Source, spaced
 from headway.learning.thin import Thin
 
@@ -117,7 +118,7 @@ class Descended:
     error: float  # relative, on the sequences looked at
     fitted: float  # relative, on the last batch
     steps: int
-    reason: str  # target, flat, by heart, limit, diverged
+    reason: str  # target, flat, by heart, limit, time, diverged
     curve: tuple[tuple[int, float, float], ...]  # step, error on a batch, error on others
 
 
@@ -153,8 +154,12 @@ def descend(
         error = math.sqrt(_error(select, step.factors) / spread)
         batch = math.sqrt(step.loss() / spread_fit)
         curve.append((done, batch, error))
-        if report is not None:
-            report(error)
+        try:
+            if report is not None:
+                report(error)
+        except OutOfTimeError:
+            reason = "time"
+            break
         if not math.isfinite(error):
             reason = "diverged"
             break
