@@ -24,6 +24,7 @@ SMALL = {  # constants of the script, for a run of seconds
     "noise": {"CASES": [(2, 8, 8, 600)], "SEEDS": (0,)},
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
+    "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
     "sculpt": {"CASES": {"m1-d8-k2": (1, 8, 2, 20_000, 1, 1)}},
     "cost": {"SEEDS": (200,), "HEADS": range(1, 2)},
     "coverage": {"REPETITIONS": 2, "WHOLE": 4000, "LAYERS": range(1)},
@@ -95,6 +96,7 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
               and 0.008 < r[0]["noise estimated"] < 0.012},
     "memory": {"memory": lambda s, r: (s["status"], s["heads found"]) == ("recovered", 2) and positive(
         s["peak of make and learn, GiB"], s["examples on disk, GiB"]) and s["worst head error"] < 1e-9},
+    "inputs": {"inputs": lambda s, r: s["head count right"] == len(r) == 2 and s["worst error"] < 1e-9},
     "modules": {"modules": lambda s, r: every(r, heads=8) and s["largest difference of outputs"] < 1e-9},
     "sculpt": {"sculpt": lambda s, r: s == {"m1-d8-k2": "1 of 1 (wanted 1)"} and r[0]["after polish"] < 1e-9},
     "cost": {"cost": lambda s, r: {row["method"] for row in r} == {"moments", "sculpt"} and positive(
