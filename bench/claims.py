@@ -31,6 +31,10 @@ def measured() -> str:
          Record("guarantee_training")),
         ("the second paper: one run's training loss plus the bound on the average gap, below log 2", risk(),
          Record("guarantee")),
+        ("200 words behind a float32 layer norm, 3 heads, d = 16", inputs("words"), Record("inputs")),
+        ("8 heads of rank 16, d = 128, from 1,000 random sequences of 16", inputs("narrow"), Record("inputs")),
+        ("both layers of a small trained transformer (d = 64, 4 heads) from its own activations", inputs("trained"),
+         Record("inputs")),
         ("`nn.MultiheadAttention(64, 8)` as a black box, learned and built again", modules(), Record("modules")),
         ("the page of a 12-head, width-384 run, truth beside it", page(), Record("report")),
         ("the zoo: identifiable instances, seeds 0 to 2, watched while the learner was worked on", zoo_seen(),
@@ -199,6 +203,14 @@ def sculpt() -> str:
         prose("The fewest examples with which three instances of three succeeded, doubling from below (d = 16, two "
               f"tokens; {cost.command}, measured at {cost.commit}): {listed(by['sculpt'])} for m = 1 to 4 by "
               f"sculpting, {listed(by['moments'])} by moments: {listed(times)} times as many.")])
+
+
+def inputs(kind: str) -> str:
+    rows = [row for row in Record("inputs").rows if row["inputs"].startswith(kind)]
+    right = of(row["heads found"] == row["true heads"] for row in rows)
+    worst = max(row["error on other sequences"] for row in rows)
+    return (f"head count right, not told, for {right}; error on other sequences at most {worst:.0e}; "
+            f"{span([row['seconds'] for row in rows], '.1f')} s")
 
 
 def posterior() -> str:
