@@ -248,6 +248,18 @@ def test_working_tokens_are_white_whatever_the_scale(change):
                  atol=0.2 if source.frame.plain else 1e-6)
 
 
+@pytest.mark.parametrize("law", ["gaussian", "boolean"])
+def test_labels_far_from_zero_are_learned(law):
+    layer = hw.AttentionLayer.random(heads=2, width=8, seed=0)
+    data = hw.draw(layer, 600, 6, law=law, seed=1)
+    fit = hw.learn(hw.Examples(data.X, data.Y + 1e5), seconds=60)
+    assert fit.status.ok, fit.status
+    assert fit.layer.heads == 2
+    assert_close(fit.layer.offset, torch.full((8,), 1e5, dtype=torch.float64), rtol=0, atol=1e-6)
+    match = hw.match(fit.layer, layer)
+    assert max(*match.theta_error, *match.w_error) < 1e-9
+
+
 def test_directions_no_label_could_show_are_left_out():
     X = normal(300, 5, 6)
     X[:, :, 5] = X[:, :, 4]  # one direction is never visited

@@ -24,6 +24,7 @@ from headway.linalg.projected import Problem, Rows
 
 HELD_PART, HELD_MOST = 0.1, 2000
 FRAME_SEQUENCES = 16384
+FAR = 1e3  # deviations from zero beyond which labels are centred
 CHUNK = 48 << 20  # bytes of one intermediate (n, k, m, d)
 ROWS = 768 << 20  # bytes of tokens and labels held for a solve
 
@@ -37,6 +38,7 @@ class Frame:
     back: Tensor  # L⁺, (r, d)
     scale: float
     plain: bool  # tokens were white already: nothing is changed
+    label: Tensor | None = None  # taken from the labels first, where they are far from zero
 
     def tokens(self, X: Tensor) -> Tensor:
         return X if self.plain else (X - self.mean.to(X)) @ self.back.to(X).T
@@ -48,13 +50,15 @@ class Frame:
         d = len(self.mean)
         size = float(self.out.square().sum() / d) ** 0.5
         eye = torch.eye(d, dtype=self.out.dtype, device=self.out.device)
-        return Frame(self.mean, size * eye, eye / size, self.scale, False)
+        return Frame(self.mean, size * eye, eye / size, self.scale, False, self.label)
 
     def leave(self, Theta: Tensor, W: Tensor, offset: Tensor, mask: str) -> AttentionLayer:
         """The layer in the user's coordinates."""
         Theta, u = attention.split(Theta)
         assert u is not None
         W, offset = W * self.scale, offset * self.scale
+        if self.label is not None:
+            offset = offset + self.label.to(offset)
         if not self.plain:
             Theta = self.back.T @ Theta @ self.back
             u = u @ self.back - (Theta.mT @ self.mean)
@@ -79,10 +83,10 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     near = first.X.reshape(-1, d)[0].to(device, torch.float64)  # any point among the tokens: sums stay small
     N, mean, covariance = _spread_of(examples, chosen, device, near, eye)
     mean = mean + near
-    scale = _label_scale(examples, chosen, device)
+    scale, label = _label_scale(examples, chosen, device)
     noise = 8.0 / math.sqrt(N)
     if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
-        return Frame(zero, eye, eye, scale, True)
+        return Frame(zero, eye, eye, scale, True, label)
     each = covariance.diagonal().clamp_min(0).sqrt()
     each = torch.where(each > 1e-14 * (mean.abs() + each.max() * 1e-100), each, each.max().expand_as(each))
     smallest = (16 * torch.finfo(examples.dtype).eps) ** 2  # variances below are not seen in the labels
@@ -103,7 +107,7 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
         # The symmetric root keeps z close to x. Not where directions differ much in size: turned, the rounding of
         # the smallest would reach all coordinates.
         out, back = out @ Vh.T @ U.T, U @ Vh @ back
-    return Frame(mean, out, back, scale, False)
+    return Frame(mean, out, back, scale, False, label)
 
 
 def _parts(examples: Examples, chosen: np.ndarray, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -140,8 +144,11 @@ def _spread_of(
     return N, mean, squares / N - torch.outer(mean, mean)
 
 
-def _label_scale(examples: Examples, chosen: np.ndarray, device: torch.device) -> float:
-    """The labels' deviation as a power of two."""
+def _label_scale(
+    examples: Examples, chosen: np.ndarray, device: torch.device
+) -> tuple[float, Tensor | None]:
+    """The labels' deviation as a power of two, and their mean where it is so much larger that sums of squares would
+    lose what varies."""
     N, squares, largest = 0, 0.0, 0.0
     total = torch.zeros(examples.out_width, dtype=torch.float64, device=device)
     near: Tensor | None = None
@@ -154,7 +161,9 @@ def _label_scale(examples: Examples, chosen: np.ndarray, device: torch.device) -
     if not variation > 1e-30 * max(largest**2, 1e-300):
         checks.refuse("examples.Y", "labels that vary", "the same output row everywhere",
                       "check that Y is the layer's output on X")
-    return float(2.0 ** round(0.5 * math.log2(variation / examples.out_width)))
+    assert near is not None
+    scale, mean = float(2.0 ** round(0.5 * math.log2(variation / examples.out_width))), near + total / N
+    return scale, mean if float(mean.abs().max()) > FAR * scale else None
 
 
 def spaced(index: np.ndarray, count: int) -> np.ndarray:
@@ -192,7 +201,10 @@ class Source:
         assert self.frame is not None
         part = self.examples.take(index)
         X = self.frame.tokens(part.X.to(self.device, dtype if self.frame.plain else torch.float64)).to(dtype)
-        Y = (part.Y.to(self.device, torch.float64) / self.frame.scale).to(dtype)
+        Y = part.Y.to(self.device, torch.float64)
+        if self.frame.label is not None:
+            Y = Y - self.frame.label
+        Y = (Y / self.frame.scale).to(dtype)
         padding = None if part.padding is None else part.padding.to(self.device)
         see = attention.allowed(X, part.mask, padding)
         if padding is None:
