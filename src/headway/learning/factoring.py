@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.learning.gauss_newton import OutOfTimeError
-from headway.learning.polish import Polished
+from headway.learning.polish import FITTED, Polished
 from headway.learning.refine import refine_factors
-from headway.learning.stages import FITTED, Stages, better, polished
+from headway.learning.stages import Stages, better, polished
 from headway.learning.starts.descent import Factors, descend, random_factors, tables, whitened
 from headway.runs.store import Stage
 
@@ -79,7 +79,7 @@ class Factoring(Stages):
             found = descend(fit, select, begin, generator=draw, rate=2e-3 if wide else 4e-3, decay=rung.decay,
                             rows=None if wide or source.device.type == "cuda" else 512, limit=STEPS,
                             report=self.report)
-            if found.reason == "time":  # as below
+            if found.reason == "time":  # no finished stage: with more time a run begins it again
                 assert source.frame is not None
                 self._consider(replace(refine_factors(
                     source, whitened(found.factors, source.frame), generator=draw, limit=0), reason="time"))

@@ -25,6 +25,7 @@ from headway.learning.unmix import WIDE
 from headway.linalg.projected import evaluate
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
+FITTED = 1e-6  # relative error on held-out sequences that counts as small
 STEP = 1.5  # ratio of neighbouring singular values that shows a rank in a rough estimate
 KEPT = 4 << 30  # bytes of queries, keys, values and patterns that thin factors may keep
 EARLY = 64  # width from which a low rank is looked for before the coarse fit is done

@@ -18,7 +18,7 @@ import torch
 from headway.core.counting import Size
 from headway.core.devices import room
 from headway.learning.gauss_newton import NEAR, OutOfTimeError, Solution, gauss_newton
-from headway.learning.polish import KEPT, Polished, floor_of
+from headway.learning.polish import FITTED, KEPT, Polished, floor_of
 from headway.learning.prune import (
     cheapest,
     columns_needed,
@@ -34,7 +34,6 @@ STEPS = 2  # of Gauss–Newton between two looks at what may go
 TRIAL = 4  # at most, to see whether a cut is given back
 INNER = {torch.float32: 150, torch.float64: 500}  # products for one step, at most
 SLOW = 10.0  # gain of a few steps below which, once the error is small, more are not worth their time
-ENOUGH = 1e-6  # relative error that is small
 FREE = 0.3  # part of what is left that cuts may cost without being tried
 NARROW = 0.02  # relative residual below which ranks are read off
 CLOSE = 1e-5  # relative residual at which float32 has done its part
@@ -57,8 +56,7 @@ class Refinement:
         self.floor = floor_of(source.examples.dtype)
         self.times, self.damping, self.products, self.refused = ROWS, 1e-2, 0, math.inf
         self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
-        looked = spaced(source.held, min(len(source.held), LOOKED_AT.get(source.device.type, 64)))
-        self.others = looked
+        self.others = spaced(source.held, min(len(source.held), LOOKED_AT.get(source.device.type, 64)))
         self.dtype = torch.float32
         self.place(shape, ROWS)
 
@@ -232,7 +230,7 @@ def _run(at: Refinement, limit: int) -> str:
             at.cut()
         before = at.residual
         reason = at.step()
-        if at.dtype == torch.float64 and reason == "limit" and at.other < ENOUGH and at.residual > before / SLOW:
+        if at.dtype == torch.float64 and reason == "limit" and at.other < FITTED and at.residual > before / SLOW:
             reason = "slow"
         if reason == "limit" and not at.overfitted and at.residual > CLOSE:
             continue

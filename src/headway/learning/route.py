@@ -3,7 +3,8 @@
 The order of events: split off held-out sequences; find working coordinates; the span of the Θ_i by moments,
 where there are examples enough; the heads inside the span; Gauss–Newton to the floor. What is left unexplained
 on held-out sequences decides what happens next: further starts, one more head, one head fewer, all rows. Each
-step is a stage (stages.py).
+step is a stage (stages.py). Where the tokens are far from white, or too few for moments, heads come from descent on
+factors instead (factoring.py).
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from headway.learning import moments
 from headway.learning.baselines import descend, lbfgs
 from headway.learning.factoring import Factoring
 from headway.learning.gauss_newton import Free, OutOfTimeError, gauss_newton
-from headway.learning.polish import Polished
+from headway.learning.polish import FITTED, Polished
 from headway.learning.shapes import Factored, Full, Shape
 from headway.learning.source import spaced
-from headway.learning.stages import FITTED, Progress, better, left_over, polished
+from headway.learning.stages import Progress, better, left_over, polished
 from headway.learning.unmix import ENOUGH, WIDE, unmix, unseen
 from headway.linalg.projected import Problem, Rows, evaluate
 from headway.runs.store import Run, Stage

@@ -98,10 +98,10 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     values, vectors = torch.linalg.eigh(rest)
     alive = values > 0.25 * smallest / clamp
     root, E = values[alive].sqrt(), vectors[:, alive]
-    # What no label could show: N spans the complement of what is visited, and nothing is read from it.
-    N = torch.linalg.qr(back.T @ vectors[:, ~alive])[0]
+    # What no label could show: the complement of what is visited. Nothing is read from it.
+    blind = torch.linalg.qr(back.T @ vectors[:, ~alive])[0]
     out, back, mean = out @ (E * root), (E / root).T @ back, mean + out @ shift
-    back = back - (back @ N) @ N.T
+    back = back - (back @ blind) @ blind.T
     U, sizes, Vh = torch.linalg.svd(out)
     if bool(alive.all()) and float(sizes[-1]) > 1e-3 * float(sizes[0]):
         # The symmetric root keeps z close to x. Not where directions differ much in size: turned, the rounding of
@@ -144,9 +144,7 @@ def _spread_of(
     return N, mean, squares / N - torch.outer(mean, mean)
 
 
-def _label_scale(
-    examples: Examples, chosen: np.ndarray, device: torch.device
-) -> tuple[float, Tensor | None]:
+def _label_scale(examples: Examples, chosen: np.ndarray, device: torch.device) -> tuple[float, Tensor | None]:
     """The labels' deviation as a power of two, and their mean where it is so much larger that sums of squares would
     lose what varies."""
     N, squares, largest = 0, 0.0, 0.0

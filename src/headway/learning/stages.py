@@ -26,14 +26,13 @@ from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
 from headway.learning import moments
 from headway.learning.gauss_newton import OutOfTimeError, least_curvature
-from headway.learning.polish import Polished, floor_of, polish
+from headway.learning.polish import FITTED, Polished, floor_of, polish
 from headway.learning.shapes import Full
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
 from headway.runs.store import Run, Stage
 
-FITTED = 1e-6  # relative error on held-out sequences that counts as small
 Progress = Callable[[Mapping[str, Any]], None]
 
 
