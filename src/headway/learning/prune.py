@@ -14,6 +14,7 @@ short refinement without it gives the loss back (refine.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -155,3 +156,23 @@ def cheapest(shape: Thin, point: ThinPoint, moments: Moments) -> Cut | None:
     if float(drop[i]) <= float(join.flatten()[flat]):
         return Cut(heads_kept(shape, [h for h in range(m) if h != i]), float(drop[i]), "a head less")
     return Cut(merged(shape, point, flat // m, flat % m), float(join.flatten()[flat]), "two heads joined")
+
+
+def folds(
+    model: ThinModel, shape: Thin, point: ThinPoint, moments: Callable[[Thin, ThinPoint], Moments], allowed: float
+) -> list[Cut]:
+    """One head fewer, two fewer, …, each time the cheapest, O and c solved again, while the loss is at most
+    ``allowed``; the first in any case. Copies go this way, all at once."""
+    found: list[Cut] = []
+    begun = point.loss
+    while True:
+        cut = cheapest(shape, point, moments(shape, point))
+        if cut is None:
+            return found
+        shape = cut.shape
+        point = model.evaluate(shape)
+        if not found or point.loss <= allowed:
+            what = cut.what if not found else f"{len(found) + 1} heads fewer"
+            found.append(Cut(shape, max(point.loss - begun, 0.0), what))
+        if point.loss > allowed:
+            return found

@@ -20,20 +20,22 @@ from headway.core.devices import room
 from headway.learning.gauss_newton import NEAR, OutOfTimeError, Solution, gauss_newton
 from headway.learning.polish import FITTED, KEPT, Polished, floor_of
 from headway.learning.prune import (
-    cheapest,
+    Moments,
     columns_needed,
+    folds,
     free_cuts,
     narrowed,
     singular_values,
     step_down,
 )
 from headway.learning.source import Source, spaced
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import Thin, ThinModel, ThinPoint
 
 STEPS = 2  # of Gauss–Newton between two looks at what may go
 TRIAL = 4  # at most, to see whether a cut is given back
 INNER = {torch.float32: 150, torch.float64: 500}  # products for one step, at most
 SLOW = 10.0  # gain of a few steps below which, once the error is small, more are not worth their time
+BATCH = 16.0  # times the loss that heads taken away together may leave before the steps that give it back
 FREE = 0.3  # part of what is left that cuts may cost without being tried
 NARROW = 0.02  # relative residual below which ranks are read off
 CLOSE = 1e-5  # relative residual at which float32 has done its part
@@ -54,7 +56,8 @@ class Refinement:
         self.source, self.generator, self.report, self.pulse, self.log = source, generator, report, pulse, log
         self.most = min(len(source.fit), source.most())
         self.floor = floor_of(source.examples.dtype)
-        self.times, self.damping, self.products, self.refused = ROWS, 1e-2, 0, math.inf
+        self.times, self.damping, self.products = ROWS, 1e-2, 0
+        self.refused = self.freed = math.inf  # the residual when a cut was last refused, and when some were free
         self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
         self.others = spaced(source.held, min(len(source.held), LOOKED_AT.get(source.device.type, 64)))
         self.dtype = torch.float32
@@ -144,9 +147,9 @@ class Refinement:
         if cost > NEAR**2 * self.scale:
             return False
         found = self.solve(shape, TRIAL, damping=max(self.damping, 1e-3), inner_limit=INNER[torch.float32],
-                           target=0.9 * self.residual)
+                           target=max(0.9 * self.residual, self.floor / 64))
         point = found.point
-        kept = found.residual <= self.residual and self.error_of(
+        kept = found.residual <= max(self.residual, self.floor / 16) and self.error_of(
             point.Theta, point.W, point.offset) <= max(2 * self.other, 3 * found.residual, self.floor)
         self.say(f"{what}: {'kept' if kept else 'not kept'}; expected {math.sqrt(cost / self.scale):.1e}, "
                  f"residual {self.residual:.1e} → {found.residual:.1e}")
@@ -158,22 +161,37 @@ class Refinement:
     def cut(self) -> None:
         """Leave out what costs next to nothing, then try what a few steps may give back."""
         before = len(self.shape.value)
-        self.shape, self.point = free_cuts(self.model, self.shape, self.point, FREE * self.point.loss)
+        if self.residual < AGAIN * self.freed:  # again and again it would add up
+            self.shape, self.point = free_cuts(self.model, self.shape, self.point, FREE * self.point.loss)
+            self.freed = self.residual
         if len(self.shape.value) < before:
             self.look()
             self.say(f"{before - len(self.shape.value)} heads left out")
-        if self.residual < NARROW:
-            self.narrow()
         while self.residual < AGAIN * self.refused or self.refused == math.inf:
             if self.overfitted and self.count < self.most:
                 break
-            found = cheapest(self.shape, self.point, self.moments())
-            if found is None or not self.try_cut(found.shape, found.cost, found.what):
+            if not self.fold():
                 self.refused = self.residual
                 break
+        if self.residual < NARROW:
+            self.narrow()
 
-    def moments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.model.products(self.point, self.shape, self.dtype).moments(self.generator)
+    def fold(self) -> bool:
+        """Fewer heads: as many at once as cost little, or else fewer of them, down to one."""
+        allowed = min(BATCH * self.point.loss, self.point.loss + NEAR**2 * self.scale)
+        allowed = max(allowed, (self.floor / 16) ** 2 * self.scale)
+        cuts = folds(self.model, self.shape, self.point, self.moments_at, allowed)
+        while cuts:
+            if self.try_cut(cuts[-1].shape, cuts[-1].cost, cuts[-1].what):
+                return True
+            cuts = cuts[: len(cuts) // 2]
+        return False
+
+    def moments_at(self, shape: Thin, point: ThinPoint) -> Moments:
+        return self.model.products(point, shape, self.dtype).moments(self.generator)
+
+    def moments(self) -> Moments:
+        return self.moments_at(self.shape, self.point)
 
     def narrow(self) -> None:
         """Fewer columns: those that cost next to nothing go; then the step down of the singular values is tried,
