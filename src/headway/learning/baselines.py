@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
-from headway.learning.polish import Polished
+from headway.learning.candidate import Candidate
 from headway.learning.source import Source, spaced
 
 Report = Callable[[float], None]
@@ -64,7 +64,7 @@ def descend(
     target: float = 0.0,
     seconds: float | None = None,
     report: Report | None = None,
-) -> Polished:
+) -> Candidate:
     """Adam on minibatches of the fitted sequences, in float32.
 
     ``rate`` falls along a half cosine to zero over ``steps``, or over ``seconds`` where they are given: the whole
@@ -91,7 +91,7 @@ def descend(
             error = math.sqrt(float(loss.detach()) / rows.spread)
             if report is not None:
                 report(error)
-            if error < 2 * target and source.error(source.held, *_plain(parameters)) <= target:
+            if error < 2 * target and source.error(source.select, *_plain(parameters)) <= target:
                 break
     return _finished(source, parameters, rows, "limit", 2 * done)
 
@@ -109,7 +109,7 @@ def lbfgs(
     starts: int = 4,
     target: float = 1e-7,
     report: Report | None = None,
-) -> Polished:
+) -> Candidate:
     """L-BFGS with a strong Wolfe line search on ``sequences`` sequences at once, in float64, from random starts
     until one reaches ``target`` on them, ``starts`` are used up or the ``seconds`` are; the best on held-out ones
     counts.
@@ -151,7 +151,7 @@ def lbfgs(
                 break
             last = error
         found = _plain(parameters)
-        held = source.error(source.held, *found)
+        held = source.error(source.select, *found)
         if best is None or not best[0] <= held:
             best = held, found
         if held <= 10 * target:
@@ -167,9 +167,9 @@ def _plain(parameters: list[Tensor]) -> list[Tensor]:
     return [p.detach().double() for p in parameters]
 
 
-def _finished(source: Source, parameters: list[Tensor], rows: _Batch, reason: str, products: int) -> Polished:
+def _finished(source: Source, parameters: list[Tensor], rows: _Batch, reason: str, products: int) -> Candidate:
     Theta, W, offset = _plain(parameters)
-    held = source.error(source.held, Theta, W, offset)
+    held = source.error(source.select, Theta, W, offset)
     with torch.no_grad():
         same = [p.detach() for p in parameters]
         size = max(1, 1 << 22 >> max(1, (rows.X.shape[1] * Theta.shape[0]).bit_length()))
@@ -178,4 +178,4 @@ def _finished(source: Source, parameters: list[Tensor], rows: _Batch, reason: st
         total = sum(w * float(rows.loss([p.to(rows.X) for p in same], part)) for w, part in zip(
             weights, parts, strict=True))
     fitted = math.sqrt(total / sum(weights) / rows.spread)
-    return Polished(Theta, W, offset, fitted, held, reason, len(rows.X), rows.equations, None, products)
+    return Candidate(Theta, W, offset, fitted, held, reason, len(rows.X), rows.equations, None, products)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,34 +16,20 @@ from torch import Tensor
 
 from headway.core.counting import Size
 from headway.core.devices import room
+from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import NEAR, Free, Solution, gauss_newton
 from headway.learning.shapes import Factored, Full, Shape
 from headway.learning.source import Source, spaced
 from headway.learning.thin import Thin, ThinModel
-from headway.learning.unmix import WIDE
+from headway.learning.starts.unmix import WIDE
 from headway.linalg.projected import evaluate
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
-FITTED = 1e-6  # relative error on held-out sequences that counts as small
+FITTED = 1e-6  # relative error on other sequences that counts as small
 STEP = 1.5  # ratio of neighbouring singular values that shows a rank in a rough estimate
 KEPT = 4 << 30  # bytes of queries, keys, values and patterns that thin factors may keep
 EARLY = 64  # width from which a low rank is looked for before the coarse fit is done
 Report = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class Polished:
-    Theta: Tensor
-    W: Tensor
-    offset: Tensor
-    residual: float  # relative, on the rows fitted
-    held: float  # relative, on held-out sequences
-    reason: str
-    sequences: int
-    equations: int
-    rank: int | None  # of the Θ_i, where a low one was used
-    products: int
-    out_rank: int | None = None  # of the W_i
 
 
 def floor_of(dtype: torch.dtype) -> float:
@@ -85,7 +70,7 @@ def polish(
     exact: bool = False,
     limit: int = 100,
     report: Report | None = None,
-) -> Polished:
+) -> Candidate:
     """From a start near the truth to the least squares solution on ``sequences`` sequences, more if they do not
     determine it: while the held-out error is well above the fitted one, the rows are quadrupled. Thin factors
     need fewer and begin with those, unless ``exact``.
@@ -128,7 +113,7 @@ def polish(
         products += solution.products
         shape, point = solution.shape, solution.point
         assert point.offset is not None
-        held = source.error(source.held, point.Theta, point.W, point.offset)
+        held = source.error(source.select, point.Theta, point.W, point.offset)
         if used is not None and rank == "auto" and held > 2 * solution.residual and held > floor:
             # The gap was not a rank after all: give the empty directions back.
             rank, shape = None, Full(point.Theta)
@@ -137,7 +122,7 @@ def polish(
         if held <= floor or held <= 1.5 * solution.residual or sequences >= most:
             break
         sequences, coarse = min(4 * sequences, most), False
-    return Polished(point.Theta, point.W, point.offset, solution.residual, held, solution.reason, sequences,
+    return Candidate(point.Theta, point.W, point.offset, solution.residual, held, solution.reason, sequences,
                     problem.equations, used, products)
 
 
@@ -162,7 +147,7 @@ def visible_rank(parts: Tensor) -> int | None:
 def thin_polish(
     source: Source, Theta: Tensor, sequences: int, exact: bool, rank: int | str, generator: torch.Generator,
     limit: int, report: Report | None,
-) -> Polished | None:
+) -> Candidate | None:
     """The polish in thin factors; None where no low rank shows."""
     m, d, k, e = Theta.shape[0], source.d, source.examples.length, source.examples.out_width
     q = rank if isinstance(rank, int) else visible_rank(Theta[:, :d])
@@ -195,7 +180,7 @@ def thin_polish(
         solution = coarse(NEAR)
         products += solution.products
         shape, point = solution.shape, solution.point
-        held = source.error(spaced(source.held, min(256, len(source.held))), point.Theta, point.W, point.offset)
+        held = source.error(spaced(source.select, min(256, len(source.select))), point.Theta, point.W, point.offset)
         if held > 2 * solution.residual and count < most:
             # Saturated patterns say little about their head: better seen now than after the last digit.
             count, damping = min(4 * count, most), 1e-2
@@ -213,13 +198,13 @@ def thin_polish(
         point = model.evaluate(shape)
         residual = math.sqrt(point.loss / model.variation())
         assert point.offset is not None
-        held = source.error(source.held, point.Theta, point.W, point.offset)
+        held = source.error(source.select, point.Theta, point.W, point.offset)
         if held <= max(floor, 1.5 * residual) or count >= most:
             break
         count, damping = min(4 * count, most), 1e-2
     if residual > NEAR and d < WIDE and rank == "auto":
         return None  # perhaps no rank after all, and a fit without one is affordable
-    return Polished(point.Theta, point.W, point.offset, residual, held, solution.reason, count,
+    return Candidate(point.Theta, point.W, point.offset, residual, held, solution.reason, count,
                     model.problem.equations, q, products, p)
 
 

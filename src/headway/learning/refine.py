@@ -17,8 +17,9 @@ import torch
 
 from headway.core.counting import Size
 from headway.core.devices import room
+from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import NEAR, OutOfTimeError, Solution, gauss_newton
-from headway.learning.polish import FITTED, KEPT, Polished, floor_of
+from headway.learning.polish import FITTED, KEPT, floor_of
 from headway.learning.prune import (
     Moments,
     columns_needed,
@@ -59,7 +60,7 @@ class Refinement:
         self.times, self.damping, self.products = ROWS, 1e-2, 0
         self.refused = self.freed = math.inf  # the residual when a cut was last refused, and when some were free
         self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
-        self.others = spaced(source.held, min(len(source.held), LOOKED_AT.get(source.device.type, 64)))
+        self.others = spaced(source.select, min(len(source.select), LOOKED_AT.get(source.device.type, 64)))
         self.dtype = torch.float32
         self.place(shape, ROWS)
 
@@ -225,7 +226,7 @@ def refine_factors(
     source: Source, shape: Thin, *, generator: torch.Generator, limit: int = 100,
     report: Callable[[float], None] | None = None, pulse: Callable[[], None] | None = None,
     log: Callable[[str], None] | None = None,
-) -> Polished:
+) -> Candidate:
     """The least-squares solution from ``shape`` on, with as few heads and columns as it takes; out of time, what
     was reached, with the reason "time"."""
     at = Refinement(source, shape, generator, report, pulse, log)
@@ -235,8 +236,8 @@ def refine_factors(
         reason = "time"
     point = at.point
     assert point.offset is not None
-    held = source.error(source.held, point.Theta, point.W, point.offset)
-    return Polished(point.Theta.double(), point.W.double(), point.offset.double(), at.residual, held, reason,
+    held = source.error(source.select, point.Theta, point.W, point.offset)
+    return Candidate(point.Theta.double(), point.W.double(), point.offset.double(), at.residual, held, reason,
                     at.count, at.model.problem.equations, at.shape.q, at.products, at.shape.V.shape[2])
 
 

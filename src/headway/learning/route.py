@@ -28,7 +28,7 @@ from headway.core.examples import Examples, Shards, ask
 from headway.core.layer import MASKS, AttentionLayer
 from headway.core.names import METHODS, SEARCHES
 from headway.core.results import Fit, NotLearnedError
-from headway.learning import moments
+from headway.learning.starts import moments
 from headway.learning.baselines import descend, lbfgs
 from headway.learning.factoring import Factoring
 from headway.learning.gauss_newton import Free, OutOfTimeError, gauss_newton

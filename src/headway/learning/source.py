@@ -1,4 +1,7 @@
-"""The examples as the stages see them: split into fitted and held-out, in working coordinates.
+"""The examples as the learner sees them: split into fit, select and judge, in working coordinates.
+
+*fit* is fitted; *select* chooses starts, counts, ranks and rows; *judge* is read once, by the verdict. Sequences that
+occur more than once are all in the same part. Sequences whose labels stand far out in size are set aside at first.
 
 Working coordinates z are centred and white: x = μ + Lz. A layer in x is one in z with Θ_z = LᵀΘL,
 u_z = Lᵀ(Θᵀμ + u), W_z = LᵀW, c_z = c + ΣW_iᵀμ; and back with L⁺ in place of L. Directions the tokens never
@@ -22,8 +25,11 @@ from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.linalg.projected import Problem, Rows
 
-HELD_PART, HELD_MOST = 0.1, 2000
+SELECT, JUDGE, MOST = 0.1, 0.05, 1000  # parts of the sequences, and the most of either
+CHECKED = 65_536  # sequences among which repeats and labels that stand out are looked for
+OUT, FEW = 20.0, 0.1  # times the median size of labels that stands out, and the part of them that may
 FRAME_SEQUENCES = 16384
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 FAR = 1e3  # deviations from zero beyond which labels are centred
 CHUNK = 48 << 20  # bytes of one intermediate (n, k, m, d)
 ROWS = 768 << 20  # bytes of tokens and labels held for a solve
@@ -170,18 +176,114 @@ def spaced(index: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(index[at])
 
 
-class Source:
-    """Working rows of a set of examples: ``fit`` indices for the learner, ``held`` for its judgement."""
+@dataclass(frozen=True)
+class Split:
+    """Disjoint indices, and how many different sequences ``fit`` has."""
 
-    def __init__(self, examples: Examples, device: torch.device | str | None = None) -> None:
-        n = len(examples)
-        count = min(max(1, round(HELD_PART * n)), HELD_MOST)
-        everything = np.arange(n)
-        self.held = spaced(everything, count)
-        self.fit = np.setdiff1d(everything, self.held)
+    fit: np.ndarray
+    select: np.ndarray
+    judge: np.ndarray
+    aside: np.ndarray
+    distinct: int
+
+    def without(self, aside: np.ndarray) -> Split:
+        """With these sequences set aside as well."""
+        fit, select = (part[~np.isin(part, aside)] for part in (self.fit, self.select))
+        distinct = self.distinct - (len(self.fit) - len(fit))
+        return Split(fit, select, self.judge, np.union1d(self.aside, aside), max(distinct, 1))
+
+
+def split(examples: Examples) -> Split:
+    n = len(examples)
+    everything = np.arange(n)
+    if n > CHECKED:  # a list as long is taken to have no repeats
+        looked = spaced(everything, CHECKED)
+        _, sizes = _prints(examples, looked)
+        aside = looked[_standing_out(sizes)]
+        kinds = np.delete(everything, aside)
+        group = np.arange(len(kinds))
+    else:
+        prints, sizes = _prints(examples, everything)
+        aside = np.flatnonzero(_standing_out(sizes))
+        kinds = np.delete(everything, aside)
+        first, group = np.unique(prints[kinds], return_index=True, return_inverse=True)[1:]
+        group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered as they come
+    U = int(group.max()) + 1
+    if U < 3:
+        checks.refuse("examples", "at least 3 different sequences: to fit, to choose by and to judge on", U, "more")
+    judge = _scattered(U, min(max(1, round(JUDGE * U)), MOST))
+    rest = np.setdiff1d(np.arange(U), judge)
+    select = rest[_scattered(len(rest), min(max(1, round(SELECT * U)), MOST))]
+    part = np.zeros(U, dtype=np.int8)
+    part[select], part[judge] = 1, 2
+    fit, chosen, judged = (kinds[part[group] == j] for j in range(3))
+    return Split(fit, chosen, judged, aside, U - len(select) - len(judge))
+
+
+def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of every sequence a number that equal tokens share, and the size of its labels.
+
+    The number is a sum of the tokens' bit patterns times fixed odd numbers, in integers: exact in any order.
+    """
+    width = examples.length * examples.width
+    draw = torch.Generator().manual_seed(0)
+    odd = 2 * torch.randint(-(2**62), 2**62, (width,), generator=draw) + 1
+    first = examples.take(spaced(index, min(len(index), 256)))
+    middle = first.Y.double().flatten(0, 1).median(0).values
+    prints, sizes = [], []
+    for at in np.array_split(index, math.ceil(len(index) / 1024)):
+        part = examples.take(at)
+        bits = (part.X + 0).contiguous().view(INTEGERS[part.X.element_size()]).flatten(1)  # −0 counts as 0
+        prints.append((bits.long() * odd.to(bits.device)).sum(1).cpu().numpy())
+        Y = part.Y.double() - middle
+        rows = Y.square().mean(2)
+        if part.padding is not None:
+            rows = rows * ~part.padding
+        sizes.append(rows.mean(1).sqrt().cpu().numpy())
+    return np.concatenate(prints), np.concatenate(sizes)
+
+
+def _standing_out(sizes: np.ndarray) -> np.ndarray:
+    far: np.ndarray = sizes > OUT * np.median(sizes)
+    return far if far.mean() <= FEW and np.median(sizes) > 0 else np.zeros(len(sizes), dtype=bool)
+
+
+def _scattered(n: int, count: int) -> np.ndarray:
+    """``count`` of n, one drawn from each of as many equal pieces: a sorted file is sampled throughout, and one with
+    a period is not met at the same place each time."""
+    edges = np.linspace(0, n, count + 1).astype(np.int64)
+    at: np.ndarray = np.random.default_rng(0).integers(edges[:-1], edges[1:])
+    return at
+
+
+class Source:
+    """Working rows of a set of examples."""
+
+    def __init__(
+        self, examples: Examples, device: torch.device | str | None = None, parts: Split | None = None
+    ) -> None:
         self.examples = examples
+        self.parts = split(examples) if parts is None else parts
         self.device = examples.device if device is None else torch.device(device)
         self.frame: Frame | None = None
+
+    @property
+    def fit(self) -> np.ndarray:
+        return self.parts.fit
+
+    @property
+    def select(self) -> np.ndarray:
+        return self.parts.select
+
+    @property
+    def judge(self) -> np.ndarray:
+        return self.parts.judge
+
+    def without(self, aside: np.ndarray) -> Source:
+        """With these sequences set aside as well."""
+        other = copy(self)
+        other.parts = self.parts.without(aside)
+        return other
 
     def seen_through(self, frame: Frame) -> Source:
         """The same sequences in other coordinates."""
@@ -229,16 +331,22 @@ class Source:
 
     def error(self, index: np.ndarray, Theta: Tensor, W: Tensor, offset: Tensor) -> float:
         """‖Y − F(X)‖ / ‖Y − mean‖ in float64 over these sequences."""
-        wrong = total = 0.0
+        wrong, spread = self.errors(index, Theta, W, offset)
+        return math.sqrt(float(wrong.sum()) / max(spread, 1e-300))
+
+    def errors(
+        self, index: np.ndarray, Theta: Tensor, W: Tensor, offset: Tensor
+    ) -> tuple[np.ndarray, float]:
+        """‖Y − F(X)‖² of every sequence, in float64, and ‖Y − mean‖² of all."""
+        wrong, total = [], 0.0
         count, label = 0, torch.zeros(self.examples.out_width, dtype=torch.float64, device=self.device)
         Theta, W, offset = Theta.double(), W.double(), offset.double()
         for rows in self.stream(index, Theta.shape[0], torch.float64):
             R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
             if rows.valid is not None:
                 R = R * rows.valid
-            wrong += float(R.square().sum())
+            wrong.append(R.square().sum((1, 2)).cpu().numpy())
             total += float(rows.Y.square().sum())
             label += rows.Y.sum((0, 1))
             count += rows.count
-        spread = total - float(label.square().sum()) / max(count, 1)
-        return math.sqrt(wrong / max(spread, 1e-300))
+        return np.concatenate(wrong), total - float(label.square().sum()) / max(count, 1)

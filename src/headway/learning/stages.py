@@ -24,7 +24,7 @@ from headway.core.counting import Size
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
-from headway.learning import moments
+from headway.learning.starts import moments
 from headway.learning.gauss_newton import OutOfTimeError, least_curvature
 from headway.learning.polish import FITTED, Polished, floor_of, polish
 from headway.learning.shapes import Full

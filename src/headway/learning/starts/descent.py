@@ -30,6 +30,8 @@ from headway.learning.thin import Thin
 
 RISE = 100  # steps over which the rate rises to its value
 LOOK = 100  # steps between two looks at other sequences
+STEPS = 6000  # at most
+WIDE = 128  # width from which the rate is lower and a batch larger
 ROWS = {"cuda": 16_384, "cpu": 2_048}  # of a batch
 
 
@@ -270,12 +272,24 @@ class _Step:
                 self._once()
 
 
+def descended(
+    source: Source, heads: int, q: int, p: int, decay: float, generator: torch.Generator,
+    report: Callable[[float], None] | None = None,
+) -> Descended:
+    """From random factors, with the settings that serve a layer of this width on this device."""
+    fit, select = tables(source)
+    begin = random_factors(heads, source.examples.width, source.examples.out_width, q, p, generator, source.device)
+    wide = source.d >= WIDE
+    return descend(fit, select, begin, generator=generator, rate=2e-3 if wide else 4e-3, decay=decay,
+                   rows=None if wide or source.device.type == "cuda" else 512, limit=STEPS, report=report)
+
+
 def tables(source: Source, most: int | None = None) -> tuple[Table, Table]:
     """Sequences to fit and to look at, in plain coordinates: centred, divided by one number."""
     count = min(len(source.fit), source.most(), most or len(source.fit))
     return tuple(  # type: ignore[return-value]
         _table(source, index) for index in (spaced(source.fit, count), spaced(
-            source.held, min(len(source.held), 1000))))
+            source.select, min(len(source.select), 1000))))
 
 
 def _table(source: Source, index: np.ndarray) -> Table:

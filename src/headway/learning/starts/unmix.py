@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,10 +19,9 @@ from headway.learning.gauss_newton import LeastSquares, Operator, gauss_newton
 from headway.learning.shapes import Metric, Span, gram_metric
 from headway.linalg.projected import Point, Problem, Products, Rows, evaluate
 
-WIDE = 128  # from this width on a pass is dear: more directions and more patience pay
+WIDE = 128  # width from which a start costs so much that more patience pays
 AGREE = 2  # starts that must end at the same least residual
 ENOUGH = 0.5  # relative residual at which a start is worth polishing before others are tried
-DRAWINGS = 6  # of heads beside known ones, for each start
 COLUMNS = 16  # combinations of the labels kept, or an eighth of them
 
 
@@ -114,23 +112,13 @@ def _start(heads: int, directions: int, number: int, generator: torch.Generator)
     return torch.nn.functional.normalize(A, dim=1) * (1.0, 2.0, 4.0)[number % 3]
 
 
-def _beside(known: Tensor, heads: int, directions: int, number: int, generator: torch.Generator) -> Tensor:
-    m = len(known)
-    A = torch.zeros(heads, directions, dtype=torch.float64)
-    A[:m, :m] = known
-    A[m:, m:heads] = _start(heads - m, heads - m, number, generator)
-    return A
-
-
 def unmix(
     fit: Problem, check: Problem, basis: Tensor, heads: int, *, starts: int, generator: torch.Generator,
-    enough: float = 0.0, known: Tensor | None = None, report: Callable[[float], None] | None = None,
+    enough: float = 0.0, report: Callable[[float], None] | None = None,
 ) -> Unmixed:
     """min over A of the residual with W and c eliminated, from ``starts`` random starts of several norms.
 
     Stops early once two starts agree on the least residual on ``check``, or one leaves less than ``enough``.
-    ``known`` (m', m'): coefficients the first m' heads start from; the others start in the next directions of the
-    basis, as many as they are, from the best of several drawings: a wrong sign there is a dead end.
     """
     e = fit.chunks[0].Y.shape[2]
     columns = max(COLUMNS, e // 8)
@@ -143,11 +131,7 @@ def unmix(
     # Wide layers pass through long plateaus on the way; small ones are cheaper to start again.
     wide = basis.shape[2] >= WIDE
     for j in range(starts):
-        if known is None:
-            A = _start(heads, len(basis), j, generator).to(basis)
-        else:
-            drawn = [_beside(known, heads, len(basis), t, generator).to(basis) for t in range(DRAWINGS)]
-            A = drawn[int(np.argmin([evaluate(model.problem, A).loss for A in drawn]))]
+        A = _start(heads, len(basis), j, generator).to(basis)
         solution = gauss_newton(model, Span(A, basis), generator=generator, limit=60, report=report,
                                 patience=4 if wide else 2, least_gain=2e-3 if wide else 1e-2)
         products += solution.products

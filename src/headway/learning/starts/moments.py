@@ -9,14 +9,17 @@ Both halves are the Jacobian of attention at Θ = 0 and its adjoint, so they com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headway.core import attention
 from headway.core.devices import room
+from headway.learning.source import Source, spaced
 from headway.linalg.projected import Rows
 
 KEEP = 128 << 20  # bytes of prepared rows kept between passes; beyond it they are read again
@@ -64,14 +67,12 @@ def residualise(batches: Batches) -> tuple[Tensor, float, float, int]:
 
 
 def span(
-    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6, start: Tensor | None = None,
-    half: bool = False,
+    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6
 ) -> Moments:
-    """The L leading singular triples of A by at most ``passes`` power iterations, from ``start`` (L, d, e) if any.
+    """The L leading singular triples of A by at most ``passes`` power iterations.
 
     Stops early when no singular value moves by more than 2 % of the largest, or 10 % where the gap is clear. Costs
-    about 8·d²·L flops a row and pass. ``half`` makes the passes in bfloat16: sampling noise is far above its
-    rounding, which moreover averages out over rows.
+    about 8·d²·L flops a row and pass.
     """
     coefficients, explained, left, N = residualise(batches)
 
@@ -83,8 +84,8 @@ def span(
         for rows in batches():
             P = attention.uniform(rows.X, rows.see)
             linear = _linear_features(rows, P) @ coefficients.to(rows.X)
-            Y = ((rows.Y - linear.view(rows.Y.shape)) / left**0.5).to(kind)
-            ready = rows.to(kind), P.to(kind), Y
+            Y = ((rows.Y - linear.view(rows.Y.shape)) / left**0.5)
+            ready = rows, P, Y
             total += Y.element_size() * (rows.X.numel() + 2 * rows.Y.numel())
             seen.append(ready)
             if total > keep:
@@ -98,22 +99,21 @@ def span(
     seen: list[tuple[Rows, Tensor, Tensor]] = []
 
     first = next(iter(batches()))
-    kind = torch.bfloat16 if half else first.X.dtype
     keep = room(first.X.device, KEEP)
     d, e = first.X.shape[2], first.Y.shape[2]
     L = min(L, d * e, d * (d + 1))
     V = _orthonormal(torch.randn(L, d * e, generator=generator, dtype=torch.float64)).view(L, d, e)
-    V = V.to(first.X) if start is None or start.shape != V.shape else start.to(first.X)
+    V = V.to(first.X)
     values = first.X.new_zeros(L)
     basis = first.X.new_zeros(L, d + 1, d)
     for _ in range(passes):
         G = first.X.new_zeros(L, d + 1, d)
         for rows, P, Y in prepared():
-            G += attention.cotangent(P, rows.X, attention.spread(Y, V.to(kind)), d + 1)
+            G += attention.cotangent(P, rows.X, attention.spread(Y, V), d + 1)
         T = _orthonormal(G.flatten(1)).view(L, d + 1, d)
         A = first.X.new_zeros(L, d, e)
         for rows, P, Y in prepared():
-            response = attention.tangent(P, rows.X, T.to(kind)).view(-1, L * d)
+            response = attention.tangent(P, rows.X, T).view(-1, L * d)
             A += (response.T @ Y.reshape(-1, e)).view(L, d, e)
         U, s, Vh = torch.linalg.svd(A.flatten(1).T / N, full_matrices=False)
         V, basis = U.T.reshape(L, d, e), torch.einsum("kl,lrd->krd", Vh, T)
@@ -156,3 +156,34 @@ def flat(values: Tensor) -> bool:
 def _orthonormal(rows: Tensor) -> Tensor:
     Q: Tensor = torch.linalg.qr(rows.T)[0]
     return Q.T.contiguous()
+
+
+def find(
+    source: Source, generator: torch.Generator, *, heads: int | None, most: int,
+    left: Callable[[Rows], Rows] | None = None,
+) -> tuple[Moments, int, float, int]:
+    """Moments of the labels, or of what ``left`` leaves of them, on as many rows as make the gap clear: with the head
+    count, the gap and the sequences used."""
+    d = source.d
+    L = 4 if left is not None else 8 if heads is None else heads + 4
+    count = min(len(source.fit), max(256, math.ceil(8 * d * d / source.examples.length)))
+    while True:
+        index = spaced(source.fit, count)
+
+        def batches(index: np.ndarray = index, L: int = L) -> Iterable[Rows]:
+            for rows in source.stream(index, L, torch.float32):
+                yield rows if left is None else left(rows)
+
+        found = span(batches, L, generator=generator)
+        m, ratio = gap(found.values, complete=2 * len(found.values) >= min(d, source.examples.out_width) * d)
+        if found.explained > 1 - 1e-6:
+            return found, 1, 1.0, count  # uniform attention says it all; what is left is rounding
+        # Perhaps more heads than directions looked at; not above a level floor, which would not be one.
+        hidden = m >= len(found.values) - 3 or (ratio < 1.3 and not flat(found.values))
+        limit = min(most + 4, 2 * d)
+        if hidden and heads is None and left is None and len(found.values) == L < limit:
+            L = min(2 * L, limit)
+        elif ratio < 1.5 and 1.25 * count < len(source.fit):
+            count = min(4 * count, len(source.fit))
+        else:
+            return found, m, ratio, count

@@ -1,0 +1,126 @@
+"""What may be done next, as data: the policy asks for it, the loop does it and answers with numbers.
+
+Every action has a name, which is the name of its stage and of what it finds; its randomness is seeded by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.learning.candidate import Seen
+
+
+@dataclass(frozen=True)
+class Span:
+    """Moments of the labels, or of what ``beside`` leaves of them."""
+
+    name: str
+    beside: str | None = None
+
+
+@dataclass(frozen=True)
+class Spanned:
+    heads: int  # at the gap of the singular values
+    gap: float  # the ratio there
+
+
+@dataclass(frozen=True)
+class Unmix:
+    """Heads inside the span of the moments, from random starts until one leaves less than ``enough``."""
+
+    name: str
+    heads: int
+    enough: float
+
+
+@dataclass(frozen=True)
+class Unmixed:
+    names: tuple[str, ...]  # distinct results, the best first
+    residuals: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Gauss–Newton on all of Θ to a rough fit, from the random point of that number or from ``base``."""
+
+    name: str
+    heads: int
+    number: int = 0
+    base: str | None = None
+    times: int = 1  # the usual rows
+
+
+@dataclass(frozen=True)
+class Polish:
+    """From ``base`` to the floor; ``grow`` adds a head first (from what is left, if there are moments of it),
+    ``drop`` takes away the one missed least, ``merge`` makes equal ones one."""
+
+    name: str
+    base: str
+    times: int = 1
+    everything: bool = False  # on all rows
+    free: bool = False  # without a low rank, whatever shows
+    limit: int | None = None
+    grow: str | None = None  # the name of a span, or "random"
+    drop: bool = False
+    merge: bool = False
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A student of the descent: heads of q columns in Θ and p in W, and how hard its weights are held down."""
+
+    heads: int
+    q: int
+    p: int
+    decay: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.heads}-{self.q}-{self.p}" + ("-held" if self.decay else "")
+
+
+@dataclass(frozen=True)
+class Descend:
+    """Adam on factors."""
+
+    name: str
+    rung: Rung
+
+
+@dataclass(frozen=True)
+class Refine:
+    """The descent of that name pruned and taken to the floor, in factors."""
+
+    name: str
+    base: str
+    heads: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Does what ``base`` leaves depend on the inputs? Answered with yes or no."""
+
+    name: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Spare:
+    """Do the features of the heads depend on each other to ``tolerance``? Answered with yes or no."""
+
+    name: str
+    base: str
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Leave out the sequences that ``base`` misses by far; answered with their number."""
+
+    name: str
+    base: str
+
+
+Action = Span | Unmix | Start | Polish | Descend | Refine | Probe | Spare | SetAside
+Answer = Spanned | Unmixed | Seen | bool | int

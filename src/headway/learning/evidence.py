@@ -1,0 +1,249 @@
+"""What a fit leaves, and what it rests on: does the residual depend on the inputs, are the heads determined, which
+labels are wrong?
+
+**Probes.** A probe asks whether the residuals r have a relation to the inputs of one kind: features φ of the inputs
+and coefficients B are taken from one half of the sequences, and on the other half
+
+    t = Σ_s c_s,    c_s = Σ_a ⟨φ_a B, r_a⟩ over the rows a of sequence s,
+
+is compared with Σ_s ±c_s for random signs. If r, given the inputs, is as likely as −r (noise of any size, which may
+depend on the inputs), then t is as likely to be the largest as any other: an exact test, whatever the features. Each
+probe gives the part of the sign patterns that reach t; with J probes together the residual is said to depend on the
+inputs if one part is at most LEVEL/J.
+
+The residuals are those of the rows fitted: there the error of the estimate itself leaves no trace, to first order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core import attention
+from headway.learning.candidate import Candidate
+from headway.learning.gauss_newton import least_curvature
+from headway.learning.shapes import Full
+from headway.learning.source import Source, spaced
+from headway.learning.starts import moments
+from headway.learning.thin import Thin, ThinModel
+from headway.linalg.projected import Rows, evaluate
+
+LEVEL = 0.01  # chance that pure noise is said to depend on the inputs
+FLIPS = 4999  # random signs
+ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
+CURVED = 128  # random features of a probe for anything nonlinear
+STANDS_OUT = 4.0  # times the median error of a sequence
+FEW = 0.1  # part of the sequences that may stand out
+MOST = 0.5  # part of the squared error that those which stand out must carry
+FLAT = 1e-9  # curvature, relative, below which a direction of Θ is not determined
+
+Features = Callable[[Rows], Tensor]
+
+
+def left_over(rows: Rows, taken: Candidate) -> Rows:
+    """The same rows with what ``taken`` leaves of their labels."""
+    Theta, W, offset = (t.to(rows.X) for t in (taken.Theta, taken.W, taken.offset))
+    R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
+    return replace(rows, Y=R if rows.valid is None else R * rows.valid)
+
+
+# -- does it depend on the inputs? --------------------------------------------------------------------------
+
+
+def structure(
+    source: Source, best: Candidate, generator: torch.Generator, pulse: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """For every probe, the part of random signs under which the residual looks as related to the inputs."""
+    rows = ROWS.get(source.device.type, ROWS["cpu"])
+    count = min(len(source.fit), best.sequences or len(source.fit), max(32, rows // source.examples.length))
+    index = spaced(source.fit, count)
+    first, second = ([left_over(part, best) for part in source.stream(half, best.heads, torch.float32)]
+                     for half in (index[::2], index[1::2]))
+    found: dict[str, float] = {}
+    for name, features in _linear_probes(source, best, generator).items():
+        pulse()
+        found[name] = _part(_linear(first, second, features), generator)
+    for name, change in _attention_probes(source).items():
+        pulse()
+        halves = [[change(part) for part in half] for half in (first, second)]
+        found[name] = _part(_responses(halves[0], halves[1], generator), generator)
+    return found
+
+
+def dependent(probes: dict[str, float]) -> bool:
+    return min(probes.values()) <= LEVEL / len(probes)
+
+
+def _part(c: Tensor, generator: torch.Generator) -> float:
+    """The part of sign patterns, the given one among them, whose sum reaches Σc."""
+    signs = 2.0 * torch.randint(0, 2, (FLIPS, len(c)), generator=generator).to(c) - 1
+    return float(1 + int((signs @ c >= c.sum()).sum())) / (FLIPS + 1)
+
+
+def _linear_probes(source: Source, best: Candidate, generator: torch.Generator) -> dict[str, Features]:
+    k, d, m = source.examples.length, source.d, best.heads
+    G = torch.randn((m + 2) * d, CURVED, generator=generator) / math.sqrt((m + 2) * d)
+    shift = torch.randn(CURVED, generator=generator)
+
+    def mean(rows: Rows) -> Tensor:
+        return attention.attend(attention.uniform(rows.X, rows.see), rows.X).squeeze(2)
+
+    def token(rows: Rows) -> Tensor:
+        return torch.cat([rows.X, mean(rows)], dim=2)
+
+    def position(rows: Rows) -> Tensor:
+        bins = torch.arange(k, device=rows.X.device) * min(k, 64) // k
+        return torch.nn.functional.one_hot(bins).to(rows.X).expand(len(rows.X), -1, -1)
+
+    def neighbours(rows: Rows) -> Tensor:
+        X = rows.X if rows.valid is None else rows.X * rows.valid
+        before, after = torch.zeros_like(X), torch.zeros_like(X)
+        before[:, 1:], after[:, :-1] = X[:, :-1], X[:, 1:]
+        return torch.cat([before, after], dim=2)
+
+    def size(rows: Rows) -> Tensor:
+        norm = rows.X.square().mean(2, keepdim=True)
+        return torch.cat([norm, norm * rows.X, mean(replace(rows, X=norm))], dim=2)
+
+    def curved(rows: Rows) -> Tensor:
+        H = attention.attend(attention.patterns(rows.X, best.Theta.to(rows.X), rows.see), rows.X)
+        every = torch.cat([rows.X, mean(rows), H.flatten(2)], dim=2)
+        return torch.relu(every @ G.to(every) + shift.to(every))
+
+    return {"token": token, "position": position, "neighbours": neighbours, "size": size, "curved": curved}
+
+
+def _linear(first: list[Rows], second: list[Rows], features: Features) -> Tensor:
+    """c_s of the second half, with ridge coefficients of the first."""
+    F = torch.cat([_valid(part, features(part)).flatten(0, 1) for part in first]).double()
+    R = torch.cat([part.Y.flatten(0, 1) for part in first]).double()
+    middle, size = F.mean(0), F.std(0).clamp_min(1e-300)
+    F = (F - middle) / size
+    ridge = max(0.05 * len(F), F.shape[1]) * torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
+    B = torch.linalg.solve(F.T @ F + ridge, F.T @ R)
+    parts = []
+    for part in second:
+        F = (_valid(part, features(part)).double() - middle) / size
+        parts.append(((F @ B) * part.Y.double()).sum((1, 2)))
+    return torch.cat(parts).cpu()
+
+
+def _valid(rows: Rows, F: Tensor) -> Tensor:
+    return F if rows.valid is None else F * rows.valid
+
+
+def _attention_probes(source: Source) -> dict[str, Callable[[Rows], Rows]]:
+    """The residual as the answer of one more head: over all keys, over near ones, over those before; and the same
+    with the residuals moved along the sequence, where labels do not stand beside their tokens."""
+    k = source.examples.length
+
+    def seen(rows: Rows, allowed: Tensor) -> Rows:
+        allowed = allowed.to(rows.X.device)
+        return replace(rows, see=allowed if rows.see is None else (
+            rows.see & allowed) | torch.eye(k, dtype=torch.bool, device=rows.X.device))
+
+    at = torch.arange(k)
+    near = ((at.unsqueeze(1) - at).abs() <= 1).unsqueeze(0)
+    before = (at.unsqueeze(1) >= at).unsqueeze(0)
+    probes: dict[str, Callable[[Rows], Rows]] = {"attention": lambda rows: rows}
+    if k > 2:
+        probes["attention, near"] = lambda rows: seen(rows, near)
+    if k > 1:
+        if source.examples.mask == "none":
+            probes["attention, before"] = lambda rows: seen(rows, before)
+        probes["attention, from the row before"] = lambda rows: replace(rows, Y=rows.Y.roll(-1, 1))
+        probes["attention, from the row after"] = lambda rows: replace(rows, Y=rows.Y.roll(1, 1))
+        probes["attention, reversed"] = lambda rows: replace(rows, Y=rows.Y.flip(1))
+    return probes
+
+
+def _responses(first: list[Rows], second: list[Rows], generator: torch.Generator) -> Tensor:
+    """c_s of the second half, in the leading directions of the moments of the first."""
+    found = moments.span(lambda: first, 2, generator=generator, passes=4)
+    T, V = found.basis, found.outputs * found.values.view(-1, 1, 1)
+    parts = []
+    for part in second:
+        h = attention.tangent(attention.uniform(part.X, part.see), part.X, T.to(part.X))
+        parts.append((attention.project(h, V.to(h)) * part.Y).sum((1, 2)))
+    return torch.cat(parts).double().cpu()
+
+
+# -- are the heads determined? ------------------------------------------------------------------------------
+
+
+def dependence(source: Source, best: Candidate, sequences: int) -> float:
+    """Least over largest singular value of the features [P_1X | … | P_mX | 1]: where it is nothing, the W_i are not
+    unique.
+
+    Equal heads do that; so do, with two tokens, a head, its reflection and uniform attention.
+    """
+    m = best.heads
+    if best.rank is not None and best.out_rank is not None:
+        # Of thin heads the features are P_iXV_i, with V_i orthonormal.
+        model = ThinModel(source.problem(spaced(source.fit, best.sequences), m, torch.float64))
+        return condition(model.evaluate(Thin.of(best.Theta, best.W, best.rank, best.out_rank)).factor)
+    count = min(sequences, len(source.fit))
+    if source.examples.take([0]).padding is None:
+        count = min(count, math.ceil(6 * (m * source.d + 1) / source.examples.length))
+    return condition(evaluate(source.problem(spaced(source.fit, count), m, torch.float64), best.Theta).factor)
+
+
+def determined(source: Source, best: Candidate, generator: torch.Generator) -> float:
+    """The least curvature of the fit in Θ, relative: where it is nothing (below FLAT), other Θ do as well.
+
+    Of thin factors it is not formed: a change of factors that leaves Θ as it is would show as flat. There as many
+    different tokens as eight times the width are taken as enough.
+    """
+    if best.out_rank is not None or best.rank is not None:
+        sample = source.examples.take(spaced(source.fit, min(len(source.fit), 512)))
+        different = len(torch.unique(sample.X.reshape(-1, sample.width), dim=0))
+        return math.inf if different > 8 * source.d else 0.0
+    problem = source.problem(spaced(source.fit, min(best.sequences, len(source.fit))), best.heads, torch.float64)
+    point = evaluate(problem, best.Theta)
+    return least_curvature(problem, point, Full(best.Theta), generator)
+
+
+def condition(L: Tensor) -> float:
+    """Smallest over largest singular value of a Cholesky factor, by power and inverse iteration where it is large:
+    the Rayleigh quotients are off by a few per cent, and orders of magnitude are asked for."""
+    if len(L) <= 512:
+        s = torch.linalg.svdvals(L)
+        return float(s[-1] / s[0])
+    v = torch.randn(len(L), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(L)
+    w = v
+    for _ in range(8):
+        v, w = torch.linalg.qr(L @ (L.T @ v))[0], torch.linalg.qr(torch.cholesky_solve(w, L))[0]
+    return float((L.T @ w).norm(dim=0).min() / (L.T @ v).norm(dim=0).max())
+
+
+# -- which labels are wrong? --------------------------------------------------------------------------------
+
+
+def standing_out(source: Source, best: Candidate) -> np.ndarray:
+    """Sequences to fit and to select by that the fit misses by far, if they are few and carry most of the error."""
+    index = np.concatenate([source.fit, source.select])
+    if len(index) > 65_536:
+        index = spaced(index, 65_536)
+    errors, _ = source.errors(index, best.Theta, best.W, best.offset)
+    far = far_out(errors, 0.0)
+    if not far.any() or errors[far].sum() < MOST * errors.sum():
+        return index[:0]
+    return np.sort(index[far])
+
+
+def far_out(squares: np.ndarray, least: float) -> np.ndarray:
+    """Which squared errors stand out from the others, and are above ``least``; none if they are too many."""
+    far: np.ndarray = squares > max(STANDS_OUT**2 * float(np.median(squares)), least)
+    return far if far.mean() <= FEW else np.zeros(len(squares), dtype=bool)
+
+
+def outliers(source: Source, best: Candidate, floor: float, index: np.ndarray) -> np.ndarray:
+    """Of these sequences, those that the fit misses by far: more than rounding, and more than it misses the rest."""
+    errors, spread = source.errors(index, best.Theta, best.W, best.offset)
+    least = (100 * floor) ** 2 * spread / max(len(index), 1)
+    return index[far_out(errors, least)]

@@ -1,0 +1,383 @@
+"""What to do next: from numbers alone, without solving anything, drawing anything or looking at a clock.
+
+``plan`` is a generator: it yields actions, is sent what each found, and returns the candidate to judge. So it reads
+from top to bottom like the procedure it is, can be run against made-up answers in a test, and has no state but its
+own local names. Every threshold is a field of ``Rules``; what each buys is measured by bench/rules.py.
+
+The order of events. Where the inputs call for it, descent on factors, pruned and refined. Otherwise the span of the
+Θ_i by moments if there are rows enough, the heads inside it, Gauss–Newton to the floor; or random starts. What is
+left on other sequences decides: sequences set aside whose labels are wrong, further starts, one more head, one fewer,
+all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headway.core.counting import Size
+from headway.learning.actions import (
+    Action,
+    Descend,
+    Polish,
+    Probe,
+    Refine,
+    Rung,
+    SetAside,
+    Span,
+    Spare,
+    Start,
+    Unmix,
+)
+from headway.learning.candidate import Seen
+
+T = TypeVar("T")
+Steps = Generator[Action, Any, T]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Thresholds of the policy. Relative errors unless said otherwise."""
+
+    fitted: float = 1e-6  # error that counts as small: no other start is looked for
+    near: float = 0.05  # only a start in the right basin comes below
+    enough: float = 0.5  # an unmixed fit below is polished before others are tried
+    moment_rows: float = 4.0  # times d² rows from which moments are looked at
+    white_rows: float = 8.0  # times d² rows below which white tokens are too few for moments of a wide layer
+    wide: int = 64  # width from which random starts are hopeless, for white tokens
+    very_wide: int = 128  # width from which factors come first in any case
+    coloured: int = 24  # the same, for tokens that are not white
+    promising: float = 0.3  # error of a descent from which a refinement is worth its time
+    hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
+    small: int = 32  # width up to which projections of full rank cost little
+    better: float = 0.95  # part of the error that one more head must leave at most
+    misses: int = 1  # head counts without gain before the search ends
+    blind_misses: int = 3  # the same, where too few rows show what is left
+    unsure: int = 512  # sequences below which a fit that explains nothing is not believed at once
+    nothing: float = 0.9  # error of a fit that explains nothing
+    more_rows: int = 4  # times the rows, when they are learned by heart
+    short: int = 5  # iterations of a polish that is not expected to help
+    hopeless: int = 10  # the same, where not even one head is determined
+    spare: float = 1e-3  # least singular value of the features, relative, below which a head may be spare
+    asides: int = 4  # rounds of setting sequences aside
+    search: bool = True  # whether a fit with structure left is looked for from further starts
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known before anything is tried."""
+
+    method: str
+    heads: int | None  # asked for
+    rank: int | str | None
+    max_heads: int
+    starts: int
+    limit: int
+    n: int  # sequences to fit
+    most: int  # of them, that may be held for one solve
+    size: Size
+    white: bool
+    floor: float
+
+    def rows_for(self, heads: int, times: int = 1) -> int:
+        """Sequences for a solve. Conjugate gradients need fewer steps the more rows there are, and each costs more:
+        between four and eight times the floor the product of the two hardly changes."""
+        return min(max(6 * times * self.size.floor(heads), 16), self.n, self.most)
+
+    def within(self, heads: int) -> bool:
+        return heads <= self.max_heads and self.size.floor(heads) <= self.n
+
+    @property
+    def rows(self) -> int:
+        return self.n * self.size.k
+
+
+@dataclass(frozen=True)
+class End:
+    """The candidate to judge, and whether what it leaves was seen to depend on the inputs."""
+
+    best: Seen
+    structured: bool
+
+
+def plan(facts: Facts, rules: Rules | None = None) -> Steps[End]:
+    """The whole way; see the head of this file."""
+    return _Plan(facts, rules or Rules()).whole()
+
+
+def better(a: Seen | None, b: Seen) -> Seen:
+    return b if a is None or b.error < a.error else a
+
+
+class _Plan:
+    def __init__(self, facts: Facts, rules: Rules) -> None:
+        self.facts, self.rules = facts, rules
+        self.times = 1  # the usual rows of a solve; more once rows were learned by heart
+        self.moments = False  # whether there is a span
+        self.rounds = 0  # of setting aside
+
+    def whole(self) -> Steps[End]:
+        facts, rules = self.facts, self.rules
+        if not facts.size.most_heads(facts.n):
+            # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
+            return End((yield from self.restart(1, range(1), limit=rules.hopeless)), False)
+        first = facts.method == "factors" or (facts.method == "auto" and self.factors_first())
+        found = (yield from self.factors()) if first else None
+        if found is not None and (found.error <= rules.fitted or facts.method == "factors"):
+            structured = found.error > rules.fitted and (yield Probe("left-factors", found.name))
+            return End(found, structured)
+        guess = 1
+        if facts.rows >= rules.moment_rows * facts.size.d**2 and facts.method != "starts":
+            guess, self.moments = (yield Span("span")).heads, True
+        if facts.heads is not None:
+            best, structured = yield from self.given(facts.heads)
+        else:
+            most = max(1, facts.size.most_heads(facts.n))
+            best, structured = yield from self.counted(min(guess, facts.max_heads, most))
+        if facts.method == "auto" and not first and best.error > rules.fitted and structured:
+            more = yield from self.factors()
+            if more is not None and more.error < 0.5 * best.error:
+                best = more
+                structured = more.error > rules.fitted and (yield Probe("left-factors", more.name))
+        if best.error > facts.floor and best.out_rank is None and best.sequences < min(facts.n, facts.most):
+            best = yield Polish("final", best.name, everything=True)
+            structured = structured or (yield Probe("left-final", best.name))
+        return End(best, structured)
+
+    # -- factors --------------------------------------------------------------------------------------------
+
+    def factors_first(self) -> bool:
+        """Whether descent comes before moments and random starts: the tokens are far from white, or too few for
+        moments, and the layer is too wide for random starts."""
+        facts, rules, d = self.facts, self.rules, self.facts.size.d
+        if facts.white:
+            return d >= rules.very_wide or (d >= rules.wide and facts.rows < rules.white_rows * d * d)
+        return d > rules.coloured
+
+    def ladder(self) -> list[Rung]:
+        """Students in the order they are tried: more heads than there should be, of a size that trained heads
+        seldom exceed; the same with its weights held down; with projections of full rank."""
+        facts, d, e = self.facts, self.facts.size.d, self.facts.size.e
+        q = min(d, facts.rank if isinstance(facts.rank, int) else max(24, 8 * math.ceil(d / 64)))
+        m = facts.heads or max(6, min(32, facts.max_heads, math.ceil(3 * d / q)))
+        full = min(d, e)
+        p = full if d <= self.rules.small else min(q, full)
+        rungs = [Rung(m, q, p, 0.0), Rung(m, q, p, self.rules.hold)]
+        return rungs if p == full else [*rungs, Rung(m, q, full, 0.0)]
+
+    def factors(self) -> Steps[Seen | None]:
+        """The best fit of the ladder; None where no rung came near."""
+        best: Seen | None = None
+        by_heart = False
+        for rung in self.ladder():
+            if rung.decay and not by_heart:
+                continue
+            found = yield Descend(f"descent-{rung.name}", rung)
+            by_heart = found.reason == "by heart"
+            if found.error > self.rules.promising:
+                continue
+            best = better(best, (yield Refine(f"refine-{rung.name}", found.name, rung.heads)))
+            if best.error < self.rules.fitted:
+                break
+            if (yield from self.set_aside(best)):
+                best = better(None, (yield Refine(f"refine-{rung.name}-{self.rounds}", found.name, rung.heads)))
+        return best
+
+    # -- one head count -------------------------------------------------------------------------------------
+
+    def attempt(self, m: int) -> Steps[Seen]:
+        """The best fit with m heads: from the span, then from random starts, until one is at the floor or two
+        agree on what they leave."""
+        facts, rules = self.facts, self.rules
+        best: Seen | None = None
+        begin: tuple[str, ...] = ()
+        if self.moments:
+            # The first start that looks good is polished at once; only if that leads nowhere do several have to
+            # agree.
+            for name, enough in ((f"unmix-{m}", rules.enough), (f"unmix-{m}-more", 0.0)):
+                found = yield Unmix(name, m, enough)
+                if min(found.residuals) >= rules.enough:
+                    # Nothing in the span explains half: no better a start than a random one.
+                    begin = found.names[:2]
+                    break
+                for j, start in enumerate(found.names[:2]):
+                    best = better(best, (yield self.polish(f"{name.replace('unmix', 'polish')}-{j}", start)))
+                    if best.error <= facts.floor:
+                        return best
+                if best is not None and best.error < rules.near:
+                    return best  # what is left is noise or one more head, not a wrong basin
+        best = better(best, (yield from self.restart(m, range(facts.starts), begin=begin[:1])))
+        if begin and best.error >= rules.near:
+            # Of labels that are mostly noise even the right heads leave most, and rough fits on few rows less than
+            # they should: the moments, which saw all of them, may have been right after all.
+            for j, start in enumerate(begin):
+                best = better(best, (yield self.polish(f"polish-{m}-unmixed-{j}", start)))
+        return best
+
+    def polish(self, name: str, base: str, limit: int | None = None) -> Polish:
+        return Polish(name, base, self.times, limit=limit)
+
+    def restart(
+        self, m: int, numbers: range, settle: bool = True, begin: tuple[str, ...] = (), limit: int | None = None
+    ) -> Steps[Seen]:
+        """Rough fits from ``begin`` and random starts; the first that comes near is polished, else the best one.
+
+        With ``settle`` two starts that leave the same are enough: more would hardly leave less.
+        """
+        near = self.rules.near
+        rough: list[Seen] = []
+        tried: dict[str, Seen] = {}
+        by_heart: set[str] = set()
+        points = [Start(f"start-{m}-unmixed", m, base=base) for base in begin]
+        points += [Start(f"start-{m}-{j}", m, j) for j in numbers]
+        for point in points:
+            found: Seen = yield Start(point.name, m, point.number, point.base, self.times)
+            rough.append(found)
+            if found.error > 0.5 and found.residual < 0.5 * found.error:
+                by_heart.add(found.name)
+            if found.name in by_heart and not self.exhausted(m):
+                self.times *= self.rules.more_rows  # these rows were met without learning about others
+            elif found.residual < near and (found.error < 1.0 or not self.exhausted(m)):
+                tried[found.name] = yield self.polish(f"polish-{found.name}", found.name, limit)
+                if tried[found.name].error < near:
+                    return tried[found.name]
+            least = min(one.error for one in rough)
+            if settle and sum(one.error < 1.01 * least for one in rough) > 1:
+                break
+        best = min(rough, key=lambda one: (one.error, one.name))
+        if best.name in tried:
+            return tried[best.name]
+        if best.error < 1.0 or best.name not in by_heart or not self.exhausted(m):
+            return (yield self.polish(f"polish-{best.name}", best.name, limit))
+        # Worse than nothing on other rows, and no more rows to be had: a long polish would not mend that.
+        short = limit if limit is not None else min(self.facts.limit, self.rules.short)
+        return (yield self.polish(f"polish-{best.name}", best.name, short))
+
+    def exhausted(self, m: int) -> bool:
+        """Whether a solve takes about all the rows there are."""
+        return self.facts.rows_for(m, self.times) >= 2 * self.facts.n // 3
+
+    def set_aside(self, best: Seen) -> Steps[bool]:
+        """Whether there were sequences whose labels stand far out; they are left out from now on."""
+        if self.rounds >= self.rules.asides or best.error <= self.facts.floor:
+            return False
+        self.rounds += 1
+        return bool((yield SetAside(f"aside-{self.rounds}", best.name)))
+
+    def cleaned(self, best: Seen) -> Steps[Seen]:
+        """``best`` without the sequences whose labels stand far out, as long as there are any."""
+        while (yield from self.set_aside(best)):
+            best = yield Polish(f"cleaned-{self.rounds}", best.name, self.times)
+        return best
+
+    # -- more or fewer heads --------------------------------------------------------------------------------
+
+    def grow(self, best: Seen, name: str) -> Steps[Seen]:
+        """One more head, started from what the others leave."""
+        if self.moments:
+            yield Span(f"{name}-span", best.name)
+        return (yield Polish(name, best.name, self.times, grow=f"{name}-span" if self.moments else "random"))
+
+    def pruned(self, best: Seen) -> Steps[Seen]:
+        """Fewer heads as long as other sequences do not object."""
+        while best.heads > 1:
+            fewer = yield Polish(f"prune-{best.heads - 1}", best.name, self.times, drop=True)
+            if fewer.error > max(self.facts.floor, 1.01 * best.error):
+                break
+            best = fewer
+        return best
+
+    def simplified(self, best: Seen) -> Steps[Seen]:
+        """At the floor: heads whose features depend on the others' are taken away, equal ones merged, dead ones
+        dropped, and the rest polished again."""
+        floor = self.facts.floor
+        while best.heads > 1 and (yield Spare(f"features-{best.heads}", best.name, self.rules.spare)):
+            fewer = yield Polish(f"spare-{best.heads - 1}", best.name, self.times, drop=True)
+            if fewer.error > floor:
+                break
+            best = fewer
+        again: Seen = yield Polish(f"merge-{best.heads}", best.name, self.times, merge=True)
+        return again if again.error <= floor else best
+
+    def given(self, m: int) -> Steps[tuple[Seen, bool]]:
+        floor = self.facts.floor
+        best = yield from self.cleaned((yield from self.attempt(m)))
+        if best.error <= floor or not (yield Probe(f"left-{m}", best.name)):
+            return best, False
+        best = yield from self.freed(best)
+        if best.error <= floor:
+            return best, False
+        if self.facts.size.floor(m + 1) <= self.facts.n:
+            # If one more head helps, either the start was a poor one, and then a head can be spared again, or m
+            # is too few.
+            grown = yield from self.grow(best, f"grow-{m}-{m + 1}")
+            if grown.error < self.rules.better * best.error:
+                best = better(best, (yield Polish(f"prune-{m}", grown.name, self.times, drop=True)))
+        if best.error > floor:
+            best = better(best, (yield from self.restart(m, self.more(m), settle=False)))
+        return best, best.error > floor
+
+    def counted(self, m: int) -> Steps[tuple[Seen, bool]]:
+        """Heads are added until nothing that depends on the inputs is left, and taken away while nobody misses
+        them."""
+        facts, rules = self.facts, self.rules
+        best = yield from self.cleaned((yield from self.attempt(m)))
+        tried, misses, structured = m, 0, False
+        asked: Seen | None = None
+        while best.error > facts.floor:
+            here = best.heads
+            if best is not asked:  # asked once of every fit: what a stage's name stands for must not change
+                structured = yield Probe(f"left-{here}", best.name)
+            if best is not asked and not structured and best.sequences < min(facts.n, facts.most):
+                # Few rows show little: before calling the rest noise, look at all of them.
+                best = yield Polish(f"settle-{here}", best.name, everything=True)
+                structured = best.error > facts.floor and (yield Probe(f"left-{here}-all", best.name))
+            asked = best
+            tried += 1
+            # Too few rows for moments show little of what is left: look further before calling it noise.
+            blind = best.error > rules.near and (not self.moments or (
+                best.error > rules.nothing and facts.n < rules.unsure))
+            if not (structured or blind) or misses > (rules.blind_misses if blind else rules.misses):
+                break
+            if not facts.within(tried):
+                break
+            more: Seen | None = None
+            if self.moments and tried == here + 1:
+                more = yield from self.grow(best, f"grow-{here}-{tried}")
+            if more is None or more.error > facts.floor:
+                more = better(more, (yield from self.attempt(tried)))
+            tried = max(tried, more.heads)
+            misses = 0 if more.error < rules.better * best.error else misses + 1
+            if misses == 0:
+                best = yield from self.cleaned(better(best, more))
+        if structured:
+            best = yield from self.freed(best)
+        if structured and best.error > facts.floor and rules.search:
+            best = yield from self.search(best)
+        if best.error <= facts.floor:
+            return (yield from self.simplified(best)), False
+        return (yield from self.pruned(best)), structured
+
+    def freed(self, best: Seen) -> Steps[Seen]:
+        """Without the ranks that were read off the singular values: they may not be ranks after all."""
+        if best.error > self.facts.floor and best.out_rank is not None and not isinstance(self.facts.rank, int):
+            return better(best, (yield Polish("free-rank", best.name, self.times, free=True)))
+        return best
+
+    def search(self, best: Seen) -> Steps[Seen]:
+        """A wrong basin is left by starting afresh, more often, with a head more or fewer."""
+        here = best.heads
+        for m in (here, here + 1, here - 1, here + 2):
+            if m < 1 or not self.facts.within(m):
+                continue
+            best = better(best, (yield from self.restart(m, self.more(m), settle=False)))
+            if best.error <= self.facts.floor:
+                break
+        return best
+
+    def more(self, m: int) -> range:
+        """Further random starts, fewer of them where one costs much."""
+        starts = self.facts.starts
+        return range(starts, starts + max(2, min(2 * starts, 2000 // (m * self.facts.size.d))))
