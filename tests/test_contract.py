@@ -25,7 +25,9 @@ ORDER = [*(f"core.{name}" for name in (
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "prune", "refine", "starts",
              "starts.descent", "baselines", "stages", "factoring", "route")), "learning",
-         *(f"sculpting.{name}" for name in ("body", "simplex", "sculpt", "net", "provable")), "sculpting",
+         *(f"sculpting.{name}" for name in (
+             "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
+             "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
              "held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
          "certificates",
@@ -35,7 +37,7 @@ ORDER = [*(f"core.{name}" for name in (
          "runs.traces", "report.figures", "report.story", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.learn", "cli.certify", "cli.train", "cli.hard",
          "cli.main", "cli", "__main__"]
-ASKED_FOR_BY_NAME = {("learning.route", "sculpting.provable"), ("learning.route", "sculpting.sculpt")}
+ASKED_FOR_BY_NAME = {("learning.route", "sculpting.provable"), ("learning.route", "sculpting.thresholds")}
 
 
 def module_of(path):

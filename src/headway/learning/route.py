@@ -41,7 +41,7 @@ from headway.linalg.projected import Problem, Rows, evaluate
 from headway.runs.store import Run, Stage
 
 if TYPE_CHECKING:
-    from headway.sculpting.sculpt import Thresholds
+    from headway.sculpting.thresholds import Thresholds
 
 BUDGET = 20  # products for each unknown of a rough fit: one that is worth polishing has come near by then
 SHORT = 5  # iterations of a polish that is not expected to help
@@ -138,7 +138,7 @@ def learn(
     elif method == "sculpt":
         # Sculpting stands below learning and is asked for by name only.
         from headway.sculpting.provable import Provable
-        from headway.sculpting.sculpt import Thresholds
+        from headway.sculpting.thresholds import Thresholds
 
         sculpting = Provable(*settings)
         sculpting.search, sculpting.polishing, sculpting.truth = search, polish, truth
