@@ -32,7 +32,8 @@ ORDER = [*(f"core.{name}" for name in (
              "held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
-             "network", "curvature", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
+             "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
+             "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
          "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
          "runs.traces", "report.figures", "report.story", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.learn", "cli.certify", "cli.train", "cli.hard",
