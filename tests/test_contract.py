@@ -20,7 +20,7 @@ from headway.learning.route import METHODS
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
              "names", "plain", "checks", "files", "devices", "attention", "layer", "counting", "examples",
-             "convert", "match", "conditions", "results")), "core",
+             "shards", "convert", "sources", "match", "conditions", "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "prune", "refine", "starts",
@@ -38,7 +38,8 @@ ORDER = [*(f"core.{name}" for name in (
          "runs.traces", "report.figures", "report.story", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.learn", "cli.certify", "cli.train", "cli.hard",
          "cli.main", "cli", "__main__"]
-ASKED_FOR_BY_NAME = {("learning.route", "sculpting.provable"), ("learning.route", "sculpting.thresholds")}
+ASKED_FOR_BY_NAME = {("learning.route", "sculpting.provable"), ("learning.route", "sculpting.thresholds"),
+                     ("core.examples", "core.shards")}
 
 
 def module_of(path):

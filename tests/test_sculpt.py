@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import headway as hw
 from headway.core import conditions
-from headway.core.examples import Examples, draw_batches, rebatch, write
+from headway.core.examples import Examples
+from headway.core.shards import rebatch, write
+from headway.core.sources import draw_batches
 from headway.linalg.projected import Rows
 from headway.runs.store import Run
 from headway.sculpting.crude import crude_sum

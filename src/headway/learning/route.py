@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
-from headway.core.convert import as_function
-from headway.core.examples import Examples, Shards, ask
-from headway.core.layer import MASKS, AttentionLayer
+from headway.core.examples import Examples
+from headway.core.layer import AttentionLayer
 from headway.core.names import METHODS, SEARCHES
 from headway.core.results import Fit, NotLearnedError
+from headway.core.shards import Shards
+from headway.core.sources import ask
 from headway.learning import moments
 from headway.learning.baselines import descend, lbfgs
 from headway.learning.factoring import Factoring
@@ -96,11 +97,10 @@ def learn(
     one whose seconds ran out goes on for as many more, a finished one is read back. progress: called with
     {"stage", "residual", "heads"}.
 
-    In place of examples an ``oracle``: a function of X (n, k, d), or an nn.MultiheadAttention, that is shown
-    ``count`` random sequences (default 10·d²/length, at least 2,000) of ``length`` tokens of ``width`` features
-    under a ``law`` as in ``draw``, and nothing else; ``mask="causal"`` if it only looks back.
+    In place of examples an ``oracle``: a function of X (n, k, d), or an nn.MultiheadAttention, that is asked as in
+    ``ask``, with its ``law``, ``count``, ``length``, ``width`` and ``mask``.
 
-    >>> from headway.core.examples import draw
+    >>> from headway.core.sources import draw
     >>> truth = AttentionLayer.random(heads=2, width=6, seed=0)
     >>> fit = learn(draw(truth, count=400, length=6, seed=1))
     >>> fit.layer.heads, fit.status.kind
@@ -112,7 +112,7 @@ def learn(
     if oracle is not None:
         if examples is not None:
             checks.refuse("examples", "none, with an oracle", type(examples).__name__, "one of the two")
-        examples = _asked(oracle, law, count, length, width, mask, checks.whole("seed", seed, 0))
+        examples = ask(oracle, count, length, width, law=law, mask=mask, seed=seed)
     if not isinstance(examples, Examples):
         checks.refuse("examples", "an Examples object", type(examples).__name__, "headway.Examples(X, Y)")
     if len(examples) < 2:
@@ -179,29 +179,6 @@ def _kept(
         own["command"] = "learn"  # which makes it again
     kept.claim(own)
     return kept
-
-
-def _asked(
-    oracle: Callable[[Tensor], Any], law: str | Any, count: int | None, length: int, width: int | None, mask: str,
-    seed: int,
-) -> Examples:
-    """Examples of a black box, drawn in the precision and on the device of its parameters if it has any."""
-    first = next(oracle.parameters(), None) if isinstance(oracle, torch.nn.Module) else None
-    if isinstance(oracle, torch.nn.MultiheadAttention):
-        width = oracle.embed_dim if width is None else width
-        oracle = as_function(oracle, causal=checks.choice("mask", mask, MASKS) == "causal")
-    if width is None and not isinstance(law, str):
-        vocabulary = checks.floating("law", law)
-        checks.shape("law", vocabulary, ("v", "d"), "one row per word of the vocabulary")
-        width = vocabulary.shape[1]
-    if width is None:
-        checks.refuse("width", "the number of features of a token, with an oracle", None, "width=64")
-    width = checks.whole("width", width)
-    if count is None:
-        count = max(2000, math.ceil(10 * width**2 / checks.whole("length", length)))
-    return ask(oracle, count, length, width, law=law, mask=mask, seed=seed,
-               dtype=torch.float64 if first is None else first.dtype,
-               device="cpu" if first is None else first.device)
 
 
 class _Moments(Factoring):
