@@ -15,6 +15,7 @@ import headway as hw
 from headway.linalg.projected import Problem, Rows
 from headway.sculpting import net
 from headway.sculpting.body import Body, Gram
+from headway.sculpting.hull import hull_of
 from headway.sculpting.simplex import RIDGE, affine_bound, simplex_fit
 
 SEEDS = st.integers(0, 2**31)
@@ -147,7 +148,7 @@ def test_linear_programs_and_linear_algebra_see_the_same_body(seed, heads):
     assert all(body.contains(T) for T in Theta)
     gram = Gram(d)
     gram.add(body.normals, body.levels, body.slacks)
-    hull = gram.hull(heads)
+    hull = hull_of(gram, heads)
     exact = body.min_norm()
     # Both centers are within the slack's reach of the true one, and the body's is inside the body.
     assert body.contains(exact, 1e-6), f"seed {seed}"

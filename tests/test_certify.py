@@ -28,7 +28,7 @@ from headway.certificates.jacobian import dense_blocks, gram, low_ranks, sample
 from headway.certificates.radius import error_bars, lipschitz, radius
 from headway.certificates.scaled import Scaled
 from headway.core import attention
-from headway.core.examples import write
+from headway.core.shards import write
 from headway.linalg.krylov import lanczos, lanczos_error
 
 SEEDS = st.integers(0, 2**31)

@@ -15,8 +15,9 @@ import torch
 from tests.commands import headway
 
 import headway as hw
-from headway.core.examples import Examples, write
+from headway.core.examples import Examples
 from headway.core.layer import load_layer, save_layer
+from headway.core.shards import write
 from headway.runs.store import Run
 
 SMALL = ["--heads", "2", "--width", "6", "--length", "5", "--count", "240"]

@@ -20,22 +20,26 @@ from headway.learning.route import METHODS
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
              "names", "plain", "checks", "files", "devices", "attention", "layer", "counting", "examples",
-             "convert", "match", "conditions", "results")), "core",
+             "shards", "convert", "sources", "match", "conditions", "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "moments", "unmix", "thin", "polish", "prune", "refine", "starts",
              "starts.descent", "baselines", "stages", "factoring", "route")), "learning",
-         *(f"sculpting.{name}" for name in ("body", "simplex", "sculpt", "net", "provable")), "sculpting",
+         *(f"sculpting.{name}" for name in (
+             "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
+             "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
              "held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
-             "network", "curvature", "data", "starts", "descent", "margin", "bounds", "select", "run")), "training",
+             "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
+             "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
          "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
          "runs.traces", "report.figures", "report.story", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.learn", "cli.certify", "cli.train", "cli.hard",
          "cli.main", "cli", "__main__"]
-ASKED_FOR_BY_NAME = {("learning.route", "sculpting.provable"), ("learning.route", "sculpting.sculpt")}
+ASKED_FOR_BY_NAME = {("learning.route", "sculpting.provable"), ("learning.route", "sculpting.thresholds"),
+                     ("core.examples", "core.shards")}
 
 
 def module_of(path):

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import headway as hw
 from headway.cli.main import app
-from headway.core.examples import write
+from headway.core.shards import write
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md",

@@ -11,15 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from headway.core import checks
-from headway.core.examples import BLOCK, Examples, draw, draw_batches, rebatch, write
+from headway.core.examples import BLOCK, Examples
 from headway.core.layer import AttentionLayer, load_layer
+from headway.core.shards import rebatch, write
+from headway.core.sources import draw, draw_batches
 
 SAME = {"rtol": 0, "atol": 0}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
-VOCABULARY = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0], [4.0, 0.0, -2.0]])
-LAWS = {"boolean": "boolean", "gaussian": "gaussian", "vocabulary": VOCABULARY}
-seeds = pytest.mark.parametrize("seed", [0, 1], ids="seed{}".format)
-laws = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 
 
 def layer(seed=0, **options):
@@ -44,100 +42,6 @@ def assert_same(one, two):
     assert (one.padding is None) == (two.padding is None)
     if one.padding is not None:
         assert torch.equal(one.padding, two.padding)
-
-
-# Drawing
-
-
-@seeds
-@laws
-@pytest.mark.parametrize("mask", ["none", "causal"])
-def test_draw_labels_its_inputs_with_the_layer(law, mask, seed):
-    truth = layer(mask=mask)
-    data = draw(truth, 20, 5, law=law, seed=seed)
-    assert (len(data), data.length, data.width, data.out_width) == (20, 5, 3, 2)
-    assert (data.mask, data.dtype, data.device) == (mask, torch.float64, torch.device("cpu"))
-    assert_close(data.Y, truth(data.X), **EXACT)
-
-
-@seeds
-def test_the_laws_are_what_they_say(seed):
-    signs = draw(layer(), 2000, 5, law="boolean", seed=seed).X
-    assert signs.dtype == torch.int8
-    assert set(signs.unique().tolist()) == {-1, 1}
-    assert abs(float(signs.double().mean())) < 6 / signs.numel() ** 0.5
-
-    bells = draw(layer(), 2000, 5, law="gaussian", seed=seed).X
-    assert abs(float(bells.mean())) < 6 / bells.numel() ** 0.5
-    assert abs(float(bells.var()) - 1) < 6 * (2 / bells.numel()) ** 0.5
-
-    words = draw(layer(), 600, 5, law=VOCABULARY, seed=seed).X.reshape(-1, 3)
-    found, counts = words.unique(dim=0, return_counts=True)
-    assert_close(found, torch.as_tensor(VOCABULARY).unique(dim=0), **SAME)
-    assert (abs(counts / 3000 - 1 / 3) < 6 * (2 / 9 / 3000) ** 0.5).all()
-
-
-@laws
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_a_draw_is_its_seed(law, noise):
-    one, two, other = (draw(layer(), 20, 5, law=law, noise=noise, seed=seed) for seed in (3, 3, 4))
-    assert one.digest() == two.digest() != other.digest()
-    assert not torch.equal(one.X, other.X)
-
-
-def test_a_draw_leaves_the_global_generators_alone():
-    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    draw(layer(), 5, 4, noise=0.1)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
-
-
-@seeds
-@pytest.mark.parametrize("noise", [0.05, 0.5])
-def test_noise_is_relative_to_the_root_mean_square_of_the_labels(noise, seed):
-    truth = layer()
-    noisy = draw(truth, 1500, 5, noise=noise, seed=seed)
-    assert_close(noisy.X, draw(truth, 1500, 5, seed=seed).X, **SAME)
-    clean = truth(noisy.X)
-    level = (noisy.Y - clean).square().mean().sqrt() / clean.square().mean().sqrt()
-    assert abs(float(level) / noise - 1) < 0.1
-    assert abs(float((noisy.Y - clean).mean())) < 6 * float((noisy.Y - clean).std()) / noisy.Y.numel() ** 0.5
-
-
-def test_blocks_are_what_draw_joins():
-    count = BLOCK + 10
-    blocks = list(draw_batches(layer(), count, 2, noise=0.1, seed=5))
-    assert [len(block) for block in blocks] == [BLOCK, 10]
-    whole = draw(layer(), count, 2, noise=0.1, seed=5)
-    assert_close(whole.Y, torch.cat([block.Y for block in blocks]), **SAME)
-    assert not torch.equal(blocks[0].X[:10], blocks[1].X)
-
-
-def test_a_float32_layer_gives_float32_labels():
-    data = draw(layer(dtype=torch.float32), 5, 4, law="gaussian", noise=0.1)
-    assert (data.X.dtype, data.dtype) == (torch.float32, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "word"),
-    [
-        ("count", 0, "0"),
-        ("length", 2.5, "2.5"),
-        ("noise", -0.1, "-0.1"),
-        ("noise", float("nan"), "nan"),
-        ("seed", -1, "-1"),
-        ("law", "cauchy", "'cauchy'"),
-        ("law", None, "NoneType"),
-        ("law", np.ones((4, 2)), "shape (4, 2)"),
-        ("law", np.ones((0, 3)), "(0, 3)"),
-        ("law", np.array([[1.0, np.nan, 0.0]]), "nan at index (0, 1)"),
-    ],
-    ids=["count", "length", "noise", "noise_nan", "seed", "law", "law_none", "law_width", "law_empty",
-         "law_nan"],
-)
-def test_draw_refuses(refused, name, value, word):
-    with refused(name, word):
-        draw(layer(), **{"count": 4, "length": 3, name: value})
 
 
 # In memory

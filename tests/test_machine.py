@@ -17,9 +17,9 @@ import torch
 
 import headway as hw
 from headway.cli.main import main
-from headway.core import examples
-from headway.core.examples import write
+from headway.core.files import write_tensors
 from headway.core.layer import load_layer, save_layer
+from headway.core.shards import write
 from headway.runs import store
 from headway.runs.store import Run
 
@@ -313,7 +313,7 @@ def test_a_run_killed_as_it_began_can_be_made_again(headway, world, tmp_path):
 def test_what_a_killed_make_left_goes_with_the_next(tmp_path):
     words = [sys.executable, "-c", (
         "import os, sys, headway as hw\n"
-        "from headway.core.examples import write\n"
+        "from headway.core.shards import write\n"
         "data = hw.draw(hw.AttentionLayer.random(heads=1, width=3), count=4, length=3)\n"
         "def batches():\n    yield data\n    os.kill(os.getpid(), 9)\n"
         "write(sys.argv[1], batches(), 2)")]
@@ -421,6 +421,6 @@ def test_arrays_that_run_backwards_are_copied():
 def test_shards_without_columns_are_refused(tmp_path):
     data, _ = sets()
     shard = tmp_path / "examples-00000-of-00001.safetensors"
-    examples.write_tensors(shard, {"X": data.X, "Y": data.Y[:, :, :0]}, {})
+    write_tensors(shard, {"X": data.X, "Y": data.Y[:, :, :0]}, {})
     with pytest.raises(hw.InputError, match="at least one output column"):
         hw.Examples.open(tmp_path)

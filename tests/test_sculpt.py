@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 
 import headway as hw
 from headway.core import conditions
-from headway.core.examples import Examples, draw_batches, rebatch, write
+from headway.core.examples import Examples
+from headway.core.shards import rebatch, write
+from headway.core.sources import draw_batches
 from headway.linalg.projected import Rows
 from headway.runs.store import Run
-from headway.sculpting.sculpt import Sculptor, Thresholds, _Reservoir, crude_sum, hull_angle
+from headway.sculpting.crude import crude_sum
+from headway.sculpting.hull import hull_angle
+from headway.sculpting.resculpt import Sculptor
+from headway.sculpting.rows import Reservoir
+from headway.sculpting.thresholds import Thresholds
 
 PHASES = ("crude sum", "sculpt", "refine", "sharpen")
 
@@ -56,7 +62,7 @@ def test_the_crude_sum_has_the_bias_that_steins_identity_gives(length):
 @given(seed=st.integers(0, 2**31), size=st.integers(1, 40))
 def test_a_reservoir_keeps_the_best_of_the_stream(seed, size):
     draw = torch.Generator().manual_seed(seed)
-    kept, everything = _Reservoir(size), []
+    kept, everything = Reservoir(size), []
     for _ in range(5):
         score = torch.rand(int(torch.randint(1, 60, (), generator=draw)), generator=draw)
         everything.append(score)

@@ -17,11 +17,14 @@ from headway.cli import console
 from headway.cli.main import app
 from headway.report import write_report
 from headway.training import labelled, leave_one_out, mixture, planted, start, train
-from headway.training.bounds import LOG2, a_posteriori, bounds, constants
+from headway.training.afterwards import a_posteriori
+from headway.training.bounds import LOG2, bounds
+from headway.training.constants import constants
 from headway.training.curvature import head_matrix, head_product, least_head_curvature
 from headway.training.descent import descend
-from headway.training.margin import check_start, explicit_direction, margin_along, mixture_margins, tangent_margin
 from headway.training.network import Network, loss_and_gradient, losses
+from headway.training.one_step import explicit_direction, mixture_margins
+from headway.training.realizability import check_start, margin_along, tangent_margin
 from headway.training.select import direction_error, max_margin, selection, turn
 
 SEEDS = st.integers(0, 2**31)

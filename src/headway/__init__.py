@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from headway.certificates import certify
     from headway.core.checks import InputError
     from headway.core.convert import from_checkpoint, from_torch, from_weights, to_torch
-    from headway.core.examples import Examples, draw
+    from headway.core.examples import Examples
     from headway.core.layer import AttentionLayer
     from headway.core.match import Comparison, Match, compare, match
     from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status, Verdict
+    from headway.core.sources import ask, draw
     from headway.learning import learn
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "NotLearnedError",
     "Status",
     "Verdict",
+    "ask",
     "certify",
     "compare",
     "draw",
@@ -43,8 +45,8 @@ _HOME = {
     "AttentionLayer": "core.layer", "Certificate": "core.results", "Claim": "core.results",
     "Comparison": "core.match", "Examples": "core.examples", "Fit": "core.results", "InputError": "core.checks",
     "Match": "core.match", "NotLearnedError": "core.results", "Status": "core.results", "Verdict": "core.results",
-    "certify": "certificates",
-    "compare": "core.match", "draw": "core.examples", "from_checkpoint": "core.convert",
+    "ask": "core.sources", "certify": "certificates",
+    "compare": "core.match", "draw": "core.sources", "from_checkpoint": "core.convert",
     "from_torch": "core.convert", "from_weights": "core.convert", "learn": "learning", "match": "core.match",
     "to_torch": "core.convert"}
 _ROOMS = ("certificates", "core", "hardness", "learning", "linalg", "racing", "report", "runs", "sculpting",

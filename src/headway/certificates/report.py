@@ -43,7 +43,7 @@ def certify(
     Each claim holds, does not, or is undecided. ``seen`` is what the layer was learned from: the examples, or their
     ``hashes()``, and a single sequence of them is refused; or their ``digest()``, and only all of them are.
 
-    >>> from headway.core.examples import draw
+    >>> from headway.core.sources import draw
     >>> truth = AttentionLayer.random(heads=2, width=4, seed=0)
     >>> found = certify(truth, draw(truth, count=600, length=4, seed=5))
     >>> found.established("held-out quantile"), found.established("identifiability")

@@ -27,12 +27,12 @@ def certify(
     Exit 1 unless every required claim holds (default: held-out quantile and identifiability).
     """
     import headway as hw
-    from headway.core import checks, examples
+    from headway.core import checks
     from headway.runs import store
 
     run = store.Run.open(folder)
     layer = run.fit().layer
-    data = examples.Examples.open(source)
+    data = hw.Examples.open(source)
     with err.status("certifying"):
         found = hw.certify(layer, data, confidence, tolerance=tolerance, fraction=fraction,
                            teacher_bound=teacher_bound, token_bound=token_bound, seen=run.seen())

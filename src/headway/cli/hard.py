@@ -42,7 +42,9 @@ def hard(
 ) -> None:
     """Write a hard instance to shards, and show what statistics and the theorem's conditions see of it."""
     from headway import hardness
-    from headway.core import checks, conditions, examples
+    from headway.core import checks, conditions
+    from headway.core.shards import even, rebatch, write
+    from headway.core.sources import draw_batches
 
     checks.choice("name", name, (*SECRETS, *FAMILIES))
     checks.whole("shards", shards, 1, checks.whole("count", count))
@@ -52,9 +54,9 @@ def hard(
     elif name == "rounding":
         secret = hardness.rounding(size, modulus, beta=beta, seed=seed)
     layer = secret.layer if secret else hardness.family(name, dial, heads=heads, width=width, seed=seed)
-    sizes = examples.even(count, shards)
-    drawn = examples.draw_batches(layer, count, 2 if secret else length, seed=seed + 1)
-    written = examples.write(folder, examples.rebatch(drawn, sizes), shards, layer)
+    sizes = even(count, shards)
+    drawn = draw_batches(layer, count, 2 if secret else length, seed=seed + 1)
+    written = write(folder, rebatch(drawn, sizes), shards, layer)
     what = {"parity": f"a parity of {2 * size} bits", "rounding": f"a rounded inner product mod {modulus}"}.get(
         name) or hardness.FAMILIES[name].what
     err.print(f"{name}: {what}. {layer.heads} heads, width {layer.width}, {count} sequences of "

@@ -69,7 +69,7 @@ def learn(
         store.Run.create(out, {})  # refuses a folder in use
         place, target = folder, out
     source = hw.Examples.open(place)
-    options["device"] = _device(options["device"])
+    checks.device("--device", options["device"], "--device cpu")
     known = load_layer(truth) if truth is not None else None
     with watch() as progress:
         fit = hw.learn(source, run=target, progress=progress, truth=known, **options)
@@ -100,16 +100,3 @@ def _place(run: Run, moved: Path | None) -> Path:
         checks.refuse("--resume", "the examples where the run found them",
                       f"{run.config['examples']}, which is no folder", "--examples DIR, where they lie now")
     return place
-
-
-def _device(name: str | None) -> str | None:
-    import torch
-
-    from headway.core import checks
-
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        checks.refuse("--device", "a device this machine has", f"{name!r} ({str(error).splitlines()[0]})",
-                      "--device cpu")
-    return name

@@ -41,8 +41,10 @@ def make(
     import torch
 
     import headway as hw
-    from headway.core import checks, examples
+    from headway.core import checks
     from headway.core.layer import load_layer
+    from headway.core.shards import even, rebatch, write
+    from headway.core.sources import draw_batches
 
     checks.whole("count", count)
     checks.whole("shards", shards, 1, count)
@@ -58,12 +60,12 @@ def make(
         truth = hw.AttentionLayer.random(
             heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,
             mask="causal" if causal else "none", seed=seed, dtype=kind)
-    sizes = examples.even(count, shards)
+    sizes = even(count, shards)
     # Fresh examples of a stored layer must not be those it came with, whatever the seeds.
     inputs = seed + 1 if layer is None else seed + STORED
-    drawn = examples.draw_batches(truth, count, length, law=_law(law), noise=noise, seed=inputs)
+    drawn = draw_batches(truth, count, length, law=_law(law), noise=noise, seed=inputs)
     with progress("writing shards", shards) as step:
-        written = examples.write(folder, _counted(examples.rebatch(drawn, sizes), step), shards, truth)
+        written = write(folder, _counted(rebatch(drawn, sizes), step), shards, truth)
     err.print(f"Wrote {count} sequences to {folder} ({shards} shard{'s' * (shards > 1)}); "
               f"the layer is in {folder / 'truth.safetensors'}.", markup=False)
     if as_json:

@@ -44,10 +44,13 @@ def memory(name: str) -> Iterator[None]:
         raise too_large(name, error) from error
 
 
-def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
+def floating(
+    name: str, value: Any, *, keep_int8: bool = False, hint: str = "drop or repair those sequences"
+) -> Tensor:
     """A tensor (or array, or nested list) of finite real numbers; integers become float64.
 
-    int8 is kept where asked for: ±1 tokens are stored so, an eighth of the memory.
+    int8 is kept where asked for: ±1 tokens are stored so, an eighth of the memory. hint: what to try where a number
+    is not finite.
     """
     if isinstance(value, (list, tuple)) and _ragged(value):
         lengths = sorted({len(v) for v in value})
@@ -70,7 +73,7 @@ def floating(name: str, value: Any, *, keep_int8: bool = False) -> Tensor:
         if bad.any():
             where = tuple(bad.nonzero()[0].tolist())
             refuse(name, "finite numbers", f"{tensor[where].item()} at index {where} "
-                   f"({int(bad.sum())} such entries)", "drop or repair those sequences")
+                   f"({int(bad.sum())} such entries)", hint)
     return tensor.detach()
 
 
@@ -142,6 +145,14 @@ def choice(name: str, value: Any, options: Sequence[str]) -> str:
         listed = ", ".join(repr(o) for o in options)
         refuse(name, f"one of {listed}", repr(value), f"{name}={options[0]!r}")
     return str(value)
+
+
+def device(name: str, value: torch.device | str | None, hint: str) -> None:
+    """Refuse a device that is none, or that this machine does not have."""
+    try:
+        torch.zeros(1, device=value).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        refuse(name, "a device this machine has", f"{value!r} ({str(error).splitlines()[0]})", hint)
 
 
 def count_or(name: str, value: Any, *words: str | None) -> int | str | None:

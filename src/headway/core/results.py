@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn
 
+from torch import Tensor
+
 from headway.core.convert import Factors, factored
 from headway.core.layer import AttentionLayer
 
@@ -39,12 +41,18 @@ class Status:
 
 @dataclass(frozen=True)
 class Fit:
-    """A learned layer, how learning ended, counters, and what happened stage by stage."""
+    """A learned layer, how learning ended, counters, what happened stage by stage, and what was asked for."""
 
     layer: AttentionLayer
     status: Status
     stats: Mapping[str, Any]
     trace: tuple[Mapping[str, Any], ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def predict(self, X: Any, padding: Any = None) -> Tensor:
+        """What the learned layer answers to X, (n, k, d) or (k, d)."""
+        return self.layer(X, padding)
 
     @property
     def factors(self) -> Factors | None:

@@ -17,8 +17,9 @@ import torch
 
 from headway.core import checks
 from headway.core.counting import Size
-from headway.core.examples import Examples, draw
+from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer, load_layer
+from headway.core.sources import draw
 from headway.hardness.families import FAMILIES, family
 from headway.hardness.secrets import parity
 

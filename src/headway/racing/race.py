@@ -27,7 +27,7 @@ from headway.core import checks, conditions
 from headway.core.files import write_bytes, write_json
 from headway.core.match import match
 from headway.hardness.zoo import VERSION, Instance, instances
-from headway.learning.route import learn
+from headway.learning.learn import learn
 from headway.runs.store import versions
 
 LEARNERS = {  # name: method of learn(), whether it is told the head count

@@ -123,11 +123,11 @@ NUMBERS = listed(NUMBER)
 # -- the files --------------------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "heads": either(WHOLE, one_of("auto")), "method": one_of(*METHODS), "search": one_of(*SEARCHES), "polish": FLAG,
-    "rank": either(WHOLE, one_of("auto", None)), "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE,
+    "heads": either(WHOLE, one_of("auto")), "method": one_of(*METHODS), "rank": either(WHOLE, one_of("auto", None)),
     "seconds": either(NUMBER, one_of(None)), "seed": WHOLE, "device": either(TEXT, one_of(None))}
+OWN = {"search": one_of(*SEARCHES), "polish": FLAG, "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE}  # of a learner
 CONFIG = record({"kind": one_of(RUN)}, {
-    "command": TEXT, "examples": TEXT, "digest": _hex, "options": record(OPTIONS),
+    "command": TEXT, "examples": TEXT, "digest": _hex, "options": record(OPTIONS, OWN),
     "more": record({}, {"truth": _hex, "thresholds": mapping(_anything)}), "hidden_heads": WHOLE,
     "width": either(WHOLE, TEXT),  # a sweep over widths is written as it was asked for
 

@@ -205,7 +205,9 @@ class Run:
                 checks.refuse(str(self.path / name), "the file the manifest describes (sha256)",
                               "another or none", "headway learn again")
         layer = load_layer(self.path / "layer.safetensors")
-        return Fit(layer, Status(**manifest["status"]), manifest["stats"], tuple(manifest["trace"]))
+        options = self.config.get("options", {})
+        return Fit(layer, Status(**manifest["status"]), manifest["stats"], tuple(manifest["trace"]), options,
+                   options.get("seed", 0))
 
     def seen(self) -> np.ndarray | str | None:
         """What ``certify`` refuses: the hashes of the sequences learned from, or, in a run that has none, the

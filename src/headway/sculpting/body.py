@@ -4,7 +4,7 @@ Two ways to look at it. ``Body`` keeps every constraint and answers by linear pr
 of least norm, by Lawson and Hanson's reduction of least distance to non-negative least squares: exact, and meant
 for small widths. ``Gram`` keeps only Σ_r M_rM_rᵀ/ε_r² and Σ_r ℓ_rM_r/ε_r², which a stream can add up: directions
 in which the body is long are its small eigenvalues, the point of least norm is the least-squares solution without
-them. If the Θ_i meet all constraints, so does their affine hull, and K is long in exactly m − 1 directions.
+them (phase 5, hull.py).
 """
 
 from __future__ import annotations
@@ -82,35 +82,6 @@ class Body:
         return torch.from_numpy(-r[:-1] / r[-1]).view(self.width, self.width)
 
 
-@dataclass(frozen=True)
-class Hull:
-    """The affine hull of the attention matrices, as a body shows it: Θ̄ + span(V_1, …, V_{m−1})."""
-
-    center: Tensor  # Θ̄, the point of least norm, (d, d)
-    directions: Tensor  # V, orthonormal and orthogonal to Θ̄'s solution space, (m − 1, d, d)
-    values: Tensor  # all singular values of the scaled constraints, ascending, over the root of their number
-
-    @property
-    def span(self) -> Tensor:
-        return span_of(self.center, self.directions)
-
-    @property
-    def gap(self) -> float:
-        """The longest direction left out, over the shortest kept: how clearly K is long in m − 1 directions."""
-        j = len(self.directions)
-        return float(self.values[j] / self.values[j - 1].clamp_min(1e-300)) if j else math.inf
-
-    @property
-    def distance(self) -> float:
-        """Half the width of K across the hull, where it is widest: the body is this close to the hull."""
-        return float(1.0 / self.values[len(self.directions)].clamp_min(1e-300))
-
-
-def span_of(center: Tensor, directions: Tensor) -> Tensor:
-    """[Θ̄/‖Θ̄‖, V_1, …, V_{m−1}]: an orthonormal basis of the span of the Θ_i."""
-    return torch.cat([(center / center.norm().clamp_min(1e-300)).unsqueeze(0), directions])
-
-
 class Gram:
     """Running sums of a body's constraints."""
 
@@ -126,15 +97,3 @@ class Gram:
             self.S += (A.T @ A).double()
             self.b += (A.T @ (levels[at] / slacks[at])).double()
         self.count += len(normals)
-
-    def hull(self, heads: int) -> Hull:
-        """Θ̄ and the heads − 1 directions in which the constraints say least."""
-        d, j = self.width, heads - 1
-        values, vectors = torch.linalg.eigh(self.S / max(self.count, 1))
-        coefficients = (vectors.T @ self.b) / max(self.count, 1)
-        # Directions no constraint touches (two-valued tokens leave some for small samples) stay at zero.
-        alive = values > 1e-12 * values[-1]
-        alive[:j] = False
-        coefficients = torch.where(alive, coefficients / values.clamp_min(1e-300), torch.zeros_like(values))
-        return Hull((vectors @ coefficients).view(d, d), vectors[:, :j].T.reshape(j, d, d),
-                    values.clamp_min(0).sqrt())

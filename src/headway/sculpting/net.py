@@ -1,4 +1,4 @@
-"""Phase 6 of the first paper: every m-tuple of points on a net in the hull, regression, validation.
+"""Phase 6, net: every m-tuple of points on a net in the hull, regression for the W_i, validation.
 
 The candidates are Θ̄ + Σ_j c_jV_j with c on a grid of g points an axis. Least squares for W given a tuple needs only
 blocks of one Gram matrix over all candidates' features, so the examples are read once and a tuple costs one small

@@ -27,8 +27,9 @@ from headway.learning.unmix import unmix
 from headway.linalg.projected import Rows, evaluate
 from headway.runs.store import Stage
 from headway.sculpting import net
-from headway.sculpting.body import span_of
-from headway.sculpting.sculpt import Sculptor, Thresholds
+from headway.sculpting.hull import span_of
+from headway.sculpting.resculpt import Sculptor
+from headway.sculpting.thresholds import Thresholds
 
 LENGTHS = (2, 8)
 MOST = 5  # heads tried with heads="auto"; each more costs several times the examples of the one before
@@ -121,7 +122,7 @@ class Provable(Stages):
         return ({"total": found.total, "center": found.hull.center, "directions": found.hull.directions,
                  "values": found.hull.values},
                 {"phases": list(found.events), "thresholds": self.thresholds.asdict(), "label_power": power,
-                 **({"gap": found.hull.gap} if m > 1 else {}), "heads": m, "sequences": sculptor.n})
+                 **({"gap": found.hull.gap} if m > 1 else {}), "heads": m, "sequences": sculptor.given.count})
 
     def _search(self, m: int, center: Tensor, V: Tensor) -> Stage:
         """Phase 6: heads inside the hull."""

@@ -1,4 +1,4 @@
-"""How far from convex the loss is: the least eigenvalue of Σ_i ℓ'_i y_i ∇²Φ(X_i)/n, block diagonal in heads.
+"""λ_min(∇²L̂) ≥ −(β₃/√H)L̂, measured: the least eigenvalue of Σ_i ℓ'_i y_i ∇²Φ(X_i)/n, block diagonal in heads.
 
 What this leaves out of ∇²L̂, the average of ℓ''∇Φ∇Φᵀ, is positive semidefinite: its least eigenvalue is a lower
 bound of λ_min(∇²L̂). The part left out vanishes on differences between equal heads, so where the least block belongs
@@ -22,6 +22,9 @@ from torch import Tensor
 
 from headway.core import attention
 from headway.linalg.krylov import lanczos
+from headway.training.constants import constants
+from headway.training.data import Labelled
+from headway.training.descent import Path
 from headway.training.network import CHUNK, Network
 
 DENSE = 1200  # unknowns of a head, Td + d², up to which its matrix is formed
@@ -89,3 +92,19 @@ def head_product(net: Network, X: Tensor, weight: Tensor, g: int) -> Callable[[T
         return torch.cat([first.flatten(), second.flatten()])
 
     return apply
+
+
+def curvature_along(path: Path, data: Labelled, seed: int) -> tuple[dict[str, float], ...]:
+    """The least curvature at kept points against −(β₃/√H)L̂ with M the largest ‖U_h‖ there. Where it is not exact
+    it is an estimate from above."""
+    _, T, d = data.X.shape
+    rows = []
+    for k, net in sorted(path.kept.items()):
+        draw = torch.Generator().manual_seed(seed)
+        least, exact = least_head_curvature(net, data.X, data.y, draw)
+        loss = path.columns["loss"][k]
+        M = path.columns["largest_U"][k]
+        beta3 = constants(T, d, data.radius, M, net.heads).beta3
+        rows.append({"iteration": float(k), "loss": loss, "least": least, "exact": exact,
+                     "allowed": -beta3 / math.sqrt(net.heads) * loss})
+    return tuple(rows)

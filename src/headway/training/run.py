@@ -1,21 +1,19 @@
-"""train(): one run of descent with the theory beside it, and leave-one-out runs for stability."""
+"""train(): one run of descent on L̂(θ) = (1/n)Σℓ(y_iΦ(X_i; θ)), with what the theorems say of it beside it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from headway.core import checks
-from headway.training.bounds import Bounds, Certificate, best_a_posteriori, bounds, constants
-from headway.training.curvature import least_head_curvature
+from headway.training.afterwards import Certificate, best_a_posteriori
+from headway.training.bounds import Bounds, bounds
+from headway.training.curvature import curvature_along
 from headway.training.data import Labelled
 from headway.training.descent import Path, descend
-from headway.training.margin import Start, check_start
-from headway.training.network import Network, loss_and_gradient
+from headway.training.network import Network
+from headway.training.realizability import Start, check_start
 from headway.training.starts import start
 
 SVM = 2000  # sequences up to which γ is computed
@@ -110,44 +108,4 @@ def train(
     if rule == "constant" and steps:
         far = descend(path.end, data, steps=3 * steps, step=step).end
         certificate = best_a_posteriori(path, data, far)
-    return Trained(path, begun, tuple(found), certificate, _curvature(path, data, seed))
-
-
-def _curvature(path: Path, data: Labelled, seed: int) -> tuple[dict[str, float], ...]:
-    """The least curvature at kept points against −(β₃/√H)L̂ with M the largest ‖U_h‖ there. Where it is not exact
-    it is an estimate from above."""
-    _, T, d = data.X.shape
-    rows = []
-    for k, net in sorted(path.kept.items()):
-        draw = torch.Generator().manual_seed(seed)
-        least, exact = least_head_curvature(net, data.X, data.y, draw)
-        loss = path.columns["loss"][k]
-        M = path.columns["largest_U"][k]
-        beta3 = constants(T, d, data.radius, M, net.heads).beta3
-        rows.append({"iteration": float(k), "loss": loss, "least": least, "exact": exact,
-                     "allowed": -beta3 / math.sqrt(net.heads) * loss})
-    return tuple(rows)
-
-
-def leave_one_out(data: Labelled, path: Path, count: int, *, seed: int = 0) -> list[dict[str, float]]:
-    """‖θ^K − θ^K without example i‖ for ``count`` examples, against (2ηβ₁/n)Σ_kℓ_i(θ^k), β₁ with the M observed."""
-    n, T, d = data.X.shape
-    beta1 = constants(T, d, data.radius, max(path.columns["largest_U"]), path.start.heads).beta1
-    chosen = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:count].tolist()
-    lost = dict.fromkeys(chosen, 0.0)
-    net = path.start
-    for _ in range(path.steps):
-        _, gradient, margins = loss_and_gradient(net, data.X, data.y)
-        for i in chosen:
-            lost[i] += float(-torch.nn.functional.logsigmoid(margins[i]))
-        net = net.plus(gradient, -path.step)
-    rows = []
-    for i in chosen:
-        keep = torch.arange(n) != i
-        # The leave-one-out loss of the stability argument keeps the factor 1/n: the step is scaled instead.
-        part = data.take(keep)
-        other = descend(path.start, part, steps=path.steps, step=path.step * (n - 1) / n).end
-        rows.append({"left_out": float(i), "moved": net.minus(other).norm(),
-                     "allowed": 2 * path.step * beta1 / n * lost[i]})
-    return rows
-
+    return Trained(path, begun, tuple(found), certificate, curvature_along(path, data, seed))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
-from headway.training.margin import least_point
+from headway.training.realizability import least_point
 
 
 @dataclass(frozen=True)

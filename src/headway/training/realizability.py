@@ -1,4 +1,7 @@
-"""Good initializations: (P1) ‖θ_h⁰‖ ≤ B₂, (P2) |Φ(X_i; θ⁰)| ≤ B_Φ, (P3) a unit direction of margin γ in gradients.
+"""Good starts: a start where the tangent features separate the data has a point of small loss within reach.
+
+(P1) ‖θ_h⁰‖ ≤ B₂, (P2) |Φ(X_i; θ⁰)| ≤ B_Φ, (P3) a unit direction θ⋆ with y_i⟨∇Φ(X_i; θ⁰), θ⋆⟩ ≥ γ for every i: then
+θ⁰ + g₀(ε)θ⋆ with g₀(ε) = (2B_Φ + log 1/ε)/γ has, to first order, a loss ≤ ε, as both theorems ask for.
 
 γ is exact: the hard-margin support vector machine in the features y_i∇Φ(X_i; θ⁰). Its dual is the point of least
 norm in their convex hull, γ² = min over the simplex of aᵀ(yyᵀ∘K)a with K the tangent kernel, by non-negative least
@@ -15,7 +18,6 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from headway.core import checks
 from headway.training.data import Labelled
 from headway.training.network import Network
 
@@ -67,6 +69,13 @@ def tangent_margin(net: Network, data: Labelled) -> Margin:
     return Margin(primal, dual, torch.from_numpy(a), direction)
 
 
+def margin_along(net: Network, data: Labelled, direction: Network) -> float:
+    """min_i y_i⟨∇Φ(X_i; θ⁰), direction⟩."""
+    each = direction.count.sqrt()
+    flat = torch.cat([(direction.U * each.view(-1, 1, 1)).flatten(), (direction.W * each.view(-1, 1, 1)).flatten()])
+    return float((data.y * (net.features(data.X) @ flat)).min())
+
+
 @dataclass(frozen=True)
 class Start:
     """The three conditions, measured: B₂, B_Φ, γ (primal and dual)."""
@@ -94,52 +103,3 @@ class Start:
 
 def check_start(net: Network, data: Labelled) -> Start:
     return Start(math.sqrt(float(net.squares().max())), float(net(data.X).abs().max()), tangent_margin(net, data))
-
-
-@dataclass(frozen=True)
-class MixtureMargins:
-    """Closed forms for the noiseless mixture at the one-step start, unit directions: U alone, W alone, both in
-    equal parts, the best mix; and the linear model, and attention saturated on the relevant tokens."""
-
-    U: float
-    W: float
-    explicit: float
-    best: float
-    linear: float
-    saturated: float
-
-
-def mixture_margins(tokens: int, zeta: float, strength: float, nuisance: int) -> MixtureMargins:
-    """γ⋆ = ζS√(T/2) + Tζ²(1 − ζ)S⁴/(4√(2(M + 1))) for the direction of norm √2; divided by √2 for a unit one."""
-    checks.number("strength", strength, strictly=True)
-    T, M = checks.whole("tokens", tokens), checks.whole("nuisance", nuisance)
-    U = zeta * strength * math.sqrt(T / 2)
-    W = T * zeta**2 * (1 - zeta) * strength**4 / (4 * math.sqrt(2 * (M + 1)))
-    return MixtureMargins(U, W, (U + W) / math.sqrt(2), math.hypot(U, W), U, strength * math.sqrt(T / 2))
-
-
-def explicit_direction(net: Network, data: Labelled) -> tuple[Network, Network]:
-    """An explicit direction at the one-step start, U and W parts of unit norm each, from the mixture's means:
-
-    U_h ∝ 1(μ₊ − μ₋)ᵀ, W_h ∝ α_h Σ_y (μ_y + Σ_jν_j)μ_yᵀ with α_h the head's sign.
-    """
-    if data.means is None:
-        checks.refuse("data", "a mixture with known means", "arrays without them", "headway.training.mixture(...)")
-    assert data.means is not None
-    mu, nu = data.means[:2], data.means[2:]
-    T = data.X.shape[1]
-    ones = torch.ones(len(net.U), 1, 1).to(net.U)
-    U = (mu[0] - mu[1]).expand(T, -1) * ones
-    sign = torch.sign((net.U.mean(1) * (mu[0] - mu[1])).sum(1)).view(-1, 1, 1)
-    W = sign * (torch.outer(mu[0] + nu.sum(0), mu[0]) + torch.outer(mu[1] + nu.sum(0), mu[1]))
-    first = Network(U, torch.zeros_like(net.W), net.count)
-    second = Network(torch.zeros_like(net.U), W, net.count)
-    return (Network(first.U / first.norm(), first.W, net.count),
-            Network(second.U, second.W / second.norm(), net.count))
-
-
-def margin_along(net: Network, data: Labelled, direction: Network) -> float:
-    """min_i y_i⟨∇Φ(X_i; θ⁰), direction⟩."""
-    each = direction.count.sqrt()
-    flat = torch.cat([(direction.U * each.view(-1, 1, 1)).flatten(), (direction.W * each.view(-1, 1, 1)).flatten()])
-    return float((data.y * (net.features(data.X) @ flat)).min())

@@ -1,0 +1,205 @@
+"""Where examples come from: X from a law, Y = F(X) of a layer that is known (draw) or of a black box (ask)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headway.core import checks
+from headway.core.convert import as_function
+from headway.core.examples import BLOCK, Examples, join, some_columns
+from headway.core.layer import MASKS, AttentionLayer
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@checks.memory("count, length")
+def draw(
+    layer: AttentionLayer,
+    count: int,
+    length: int,
+    *,
+    law: str | Any = "boolean",
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Examples:
+    """n pairs (X, F(X) + noise) with X from a law.
+
+    law: "boolean" (entries ±1), "gaussian" (standard normal entries), or a vocabulary matrix (v, d)
+    whose rows are drawn uniformly. noise: standard deviation of Gaussian label noise relative to the root
+    mean square of the labels (estimated once from sequences of their own).
+    """
+    return join(list(draw_batches(layer, count, length, law=law, noise=noise, seed=seed)))
+
+
+def draw_batches(
+    layer: AttentionLayer,
+    count: int,
+    length: int,
+    *,
+    law: str | Any = "boolean",
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Iterator[Examples]:
+    """What ``draw`` draws, ``BLOCK`` sequences at a time."""
+    inputs = input_law(law, layer.width, checks.whole("length", length), layer.Theta.dtype)
+    count = checks.whole("count", count)
+    noise, seed = checks.number("noise", noise), checks.whole("seed", seed, 0)
+    device = layer.Theta.device
+    sigma = 0.0
+    if noise > 0:
+        pilot = layer(inputs(256, _block_generator(seed, 2**32 - 1)).to(device))
+        sigma = noise * float(pilot.to(torch.float64).square().mean().sqrt())
+    for block, start in enumerate(range(0, count, BLOCK)):
+        source = _block_generator(seed, block)
+        X = inputs(min(BLOCK, count - start), source).to(device)
+        Y = layer(X)
+        if sigma:
+            Y = Y + sigma * torch.randn(Y.shape, generator=source, dtype=torch.float64).to(Y)
+        yield Examples(X, Y, mask=layer.mask)
+
+
+@checks.memory("count, length")
+def ask(
+    oracle: Callable[[Tensor], Any], count: int | None = None, length: int = 16, width: int | None = None, *,
+    law: str | Any = "boolean", mask: str = "none", seed: int = 0, dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Examples:
+    """n pairs (X, F(X)) of a black box F, with X from a law as in ``draw``.
+
+    oracle: a function of X (n, k, d) that answers with Y (n, k, e), an nn.Module that is one, or an
+    nn.MultiheadAttention. It is shown random inputs and nothing else. One that answers differently to the same
+    input is refused: dropout, or a batch norm in training. count: 10·d²/length by default, at least 2,000. width:
+    d; read off an nn.MultiheadAttention or a vocabulary. mask: "causal" if the oracle only looks back. dtype and
+    device of the X that it is shown: those of its parameters, float64 on the CPU if it has none.
+
+    >>> from headway.core.layer import AttentionLayer
+    >>> ask(AttentionLayer.random(heads=1, width=4), count=10, length=3, width=4)
+    Examples(10 sequences of 3 tokens, width 4 → 4, torch.float64)
+    """
+    if not callable(oracle):
+        checks.refuse("oracle", "a function of X (n, k, d)", type(oracle).__name__, "module.forward, or a lambda")
+    checks.choice("mask", mask, MASKS)
+    length, seed = checks.whole("length", length), checks.whole("seed", seed, 0)
+    box = _box(oracle, mask, dtype, device)
+    width = checks.whole("width", _width(oracle, law) if width is None else width)
+    count = max(2000, math.ceil(10 * width**2 / length)) if count is None else checks.whole("count", count)
+    inputs = input_law(law, width, length, box.dtype)
+    box.probe(inputs(min(count, 8), _block_generator(seed, 0)))
+    parts = []
+    for block, start in enumerate(range(0, count, BLOCK)):
+        X = inputs(min(BLOCK, count - start), _block_generator(seed, block))
+        parts.append(Examples(X.to(box.device), box(X), mask=mask))
+    return join(parts)
+
+
+def _width(oracle: Callable[[Tensor], Any], law: str | Any) -> int:
+    if isinstance(oracle, nn.MultiheadAttention):
+        return int(oracle.embed_dim)
+    if isinstance(law, str):
+        checks.refuse("width", "the number of features of a token, with an oracle", None, "width=64")
+    vocabulary = checks.floating("law", law)
+    checks.shape("law", vocabulary, ("v", "d"), "one row per word of the vocabulary")
+    return vocabulary.shape[1]
+
+
+def _box(
+    oracle: Callable[[Tensor], Any], mask: str, dtype: torch.dtype | None, device: torch.device | str | None
+) -> _Box:
+    """The oracle with the precision and the device it is asked in: given, or those of its parameters."""
+    first = next(oracle.parameters(), None) if isinstance(oracle, nn.Module) else None
+    if dtype is None:
+        dtype = torch.float64 if first is None else first.dtype
+    if dtype not in DTYPES:
+        checks.refuse("dtype", "float16, bfloat16, float32 or float64", dtype, "dtype=torch.float32")
+    if device is None:
+        device = "cpu" if first is None else first.device
+    checks.device("device", device, "device='cpu'")
+    if isinstance(oracle, nn.MultiheadAttention):
+        oracle = as_function(oracle, causal=mask == "causal")
+    return _Box(oracle, dtype, torch.device(device))
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A black box, its answers checked."""
+
+    oracle: Callable[[Tensor], Any]
+    dtype: torch.dtype
+    device: torch.device
+
+    def __call__(self, X: Tensor) -> Tensor:
+        # Copies both ways: an oracle may work in place, or answer in a buffer that it uses again.
+        with torch.no_grad():
+            Y = self.oracle(X.to(self.device, self.dtype, copy=True))
+        if Y is None or isinstance(Y, (tuple, dict)):
+            checks.refuse("the oracle's answer", "one tensor Y (n, k, e)", type(Y).__name__,
+                          "lambda X: module(X)[0], where the first of several is meant")
+        Y = checks.floating("the oracle's answer", Y, hint="look at what the oracle does to such an X")
+        checks.shape("the oracle's answer", Y, (*X.shape[:2], "e"), "one output row per token of X")
+        some_columns("the oracle's answer", tuple(Y.shape))
+        return Y.to(self.device, copy=True)
+
+    def probe(self, X: Tensor) -> None:
+        """Refuse a box that does not take this dtype, or that answers differently to the same input."""
+        try:
+            one = self(X)
+        except RuntimeError as error:
+            other = self._other(X) if "type" in str(error) else None
+            if other is None:
+                raise
+            checks.refuse("dtype", "the one that the oracle computes in",
+                          f"{self.dtype}, to which it says: {str(error).splitlines()[0]}",
+                          f"headway.ask(oracle, ..., dtype={other})")
+        # Sums in another order are the same answer; a dropped unit is not.
+        if float((one - self(X)).abs().max()) > 1e3 * torch.finfo(one.dtype).eps * float(one.abs().max()):
+            checks.refuse("oracle", "the same answer to the same input", "two that differ",
+                          "module.eval(), or learn from stored examples, with their noise")
+
+    def _other(self, X: Tensor) -> torch.dtype | None:
+        """A dtype that the oracle does take."""
+        for dtype in DTYPES:
+            try:
+                with torch.no_grad():
+                    self.oracle(X.to(self.device, dtype, copy=True))
+            except RuntimeError:
+                continue
+            return dtype
+        return None
+
+
+def _block_generator(seed: int, block: int) -> torch.Generator:
+    word = np.random.SeedSequence([seed, block]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(word >> np.uint64(1)))
+
+
+def input_law(
+    law: str | Any, width: int, length: int, dtype: torch.dtype
+) -> Callable[[int, torch.Generator], Tensor]:
+    """(n, generator) ↦ X (n, length, width) on the CPU; ±1 tokens as int8."""
+    vocabulary: Tensor | None = None
+    if isinstance(law, str):
+        checks.choice("law", law, ("boolean", "gaussian"))
+    else:
+        vocabulary = checks.floating("law", law)
+        checks.shape("law", vocabulary, ("v", width), "one row per word of the vocabulary")
+        if not len(vocabulary):
+            checks.refuse("law", "a vocabulary of at least one word", f"shape {tuple(vocabulary.shape)}",
+                          "law='boolean'")
+
+    def inputs(size: int, generator: torch.Generator) -> Tensor:
+        shape = (size, length, width)
+        if vocabulary is not None:
+            words = torch.randint(len(vocabulary), shape[:2], generator=generator)
+            return vocabulary.cpu()[words].to(dtype)
+        if law == "boolean":
+            return (2 * torch.randint(2, shape, generator=generator) - 1).to(torch.int8)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return inputs

@@ -1,0 +1,173 @@
+"""learn(): from examples of F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ) X W_i + 1cᵀ to every Θ_i, u_i, W_i and c.
+
+The door: what was asked for is checked and resolved here, and the run it is kept in gets its identity. The way itself
+is a loop over candidates (loop.py) that a policy decides (policy.py) and a verdict closes (verdict.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from headway.core import checks
+from headway.core.examples import Examples
+from headway.core.names import BASELINES
+from headway.core.results import Fit, NotLearnedError
+from headway.core.shards import Shards
+from headway.learning import baselines
+from headway.learning.candidate import Candidate
+from headway.learning.loop import Asked, Loop, Progress
+from headway.learning.settings import Auto, Sculpt, Settings, resolved
+from headway.learning.source import spaced
+from headway.learning.verdict import conclude
+from headway.runs.store import Run, Stage
+
+
+@checks.memory("examples")
+def learn(
+    examples: Examples,
+    heads: int | str = "auto",
+    method: str | Settings = "auto",
+    *,
+    rank: int | str | None = "auto",
+    seconds: float | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    run: str | os.PathLike[str] | Run | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Fit:
+    """Find m, Θ_i, u_i, W_i and c with Y = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ.
+
+    Assumes inputs that visit the directions of interest, at least the counting floor of examples
+    (``fit.stats["floor"]``), heads that differ. Tokens may have any mean and covariance, some labels may be wrong.
+
+    heads: "auto" finds the count. method: the name of a learner, or one with settings of its own, such as
+    ``Moments(starts=12)``. "auto" chooses among the next three by the inputs; "moments" (span, unmix, polish;
+    straight to Gauss–Newton from random starts when examples are few), "factors" (descent on thin factors, pruned
+    and refined), "starts" (random starts in any case); "sculpt" (the first paper's algorithm, for 2 to 8 white
+    tokens and many examples), or the baselines "adam", "descent" (Adam on whole Θ_i) and "lbfgs", which need
+    ``heads`` and, given ``seconds``, use them all. rank: "auto" uses a low rank of the Θ_i where it shows, an int
+    imposes it, None never. seconds: stop after about this long with the best fit so far (what a resumed run finds
+    then depends on the clock).
+
+    The examples are split in three: a tenth (1,000 at most) chooses starts, counts and ranks; a twentieth (1,000 at
+    most) is looked at once, by the verdict; the rest is fitted. strict=True raises NotLearnedError unless the status
+    is ok. run: a folder that keeps the stages and the result; it belongs to these examples and settings, and others
+    are refused. An interrupted run goes on, one whose seconds ran out goes on for as many more, a finished one is
+    read back. progress: called with {"stage", "residual", "heads"}.
+
+    >>> from headway.core.layer import AttentionLayer
+    >>> from headway.core.sources import draw
+    >>> truth = AttentionLayer.random(heads=2, width=6, seed=0)
+    >>> fit = learn(draw(truth, count=400, length=6, seed=1))
+    >>> fit.layer.heads, fit.status.kind
+    (2, 'recovered')
+    """
+    settings = resolved(method)
+    wanted = checks.count_or("heads", heads, "auto")
+    rank = checks.count_or("rank", rank, "auto", None)
+    _check(examples, settings, wanted, rank, seconds, seed)
+    options = {"heads": wanted, "method": settings.method, "rank": rank, "seconds": seconds, "seed": int(seed),
+               "device": None if device is None else str(device), **settings.options()}
+    kept = _kept(run, examples, options, settings)
+    if kept is not None and kept.finished:
+        fit = kept.fit()
+    else:
+        own = settings if isinstance(settings, Auto) else Auto()
+        loop = Loop(examples, Asked(
+            settings.method, wanted if isinstance(wanted, int) else None, rank, own.max_heads, own.starts, own.limit,
+            seconds, int(seed)), device, kept, progress)
+        fit = replace(_learned(loop, settings), settings=options, seed=int(seed))
+        if kept is not None:
+            kept.finish(fit, examples.hashes())
+    if strict and not fit.status.ok:
+        raise NotLearnedError(fit)
+    return fit
+
+
+def _learned(loop: Loop, settings: Settings) -> Fit:
+    if isinstance(settings, Sculpt):
+        # Sculpting stands below learning and is asked for by name only.
+        from headway.sculpting.provable import sculpted
+
+        return sculpted(loop, settings)
+    if settings.method in BASELINES:
+        return conclude(loop, _baseline(loop), False)
+    return conclude(loop, *loop.search())
+
+
+def _baseline(loop: Loop) -> Candidate:
+    """One of the baselines, in one stage; they keep their own time."""
+    method, m, left = loop.asked.method, loop.asked.heads, loop.left
+    assert m is not None
+    loop.deadline = math.inf
+    draw = loop.generator(method)
+
+    def compute() -> Stage:
+        if method == "lbfgs":
+            rows = loop.facts.rows_for(m)
+            return baselines.lbfgs(loop.source, m, seed=draw, sequences=rows, seconds=left, report=loop.report).stage()
+        size, out_size = baselines.sizes(loop.examples, loop.asked.rank) if method == "adam" else (None, None)
+        setting = baselines.TUNED if method == "adam" else baselines.WHOLE
+        return baselines.adam(loop.source, m, setting, seed=draw, size=size, out_size=out_size, seconds=left,
+                              report=loop.report).stage()
+
+    return Candidate.of(method, loop.stage(method, compute, m))
+
+
+def _check(
+    examples: Any, settings: Settings, heads: int | str | None, rank: int | str | None, seconds: float | None,
+    seed: int,
+) -> None:
+    if not isinstance(examples, Examples):
+        checks.refuse("examples", "an Examples object", type(examples).__name__,
+                      "headway.Examples(X, Y), or headway.ask(f, …) for a black box")
+    if len(examples) < 3:
+        checks.refuse("examples", "at least 3 sequences: to fit, to choose by and to judge on", len(examples), "more")
+    first = examples.take(spaced(np.arange(len(examples)), min(256, len(examples))))
+    checks.tokens(first.X, first.padding)
+    checks.whole("seed", seed, 0)
+    if seconds is not None:
+        checks.number("seconds", seconds, strictly=True)
+    if isinstance(rank, int):
+        checks.whole("rank", rank, 1, examples.width)
+    if settings.method in BASELINES and not isinstance(heads, int):
+        checks.refuse("heads", f"a whole number with method={settings.method!r}", repr(heads),
+                      "method='auto', which finds the count, or heads=4")
+    if settings.method in ("descent", "lbfgs") and rank != "auto":
+        checks.refuse("rank", f"nothing with method={settings.method!r}, which does not use it", repr(rank),
+                      "leave it out, or method='adam'")
+
+
+def _kept(
+    run: str | os.PathLike[str] | Run | None, examples: Examples, options: dict[str, Any], settings: Settings
+) -> Run | None:
+    """The run of these examples and settings; a folder that belongs to others is refused."""
+    if run is None:
+        return None
+    if not isinstance(run, (str, os.PathLike, Run)):
+        checks.refuse("run", "the path of a folder", type(run).__name__, "run='runs/first'")
+    kept = run if isinstance(run, Run) else Run.at(run)
+    own: dict[str, Any] = {"digest": examples.digest(), "examples": "in memory", "options": options}
+    if isinstance(examples, Shards):
+        own["examples"] = str(examples.folder.resolve())
+    more: dict[str, Any] = {}
+    if isinstance(settings, Sculpt) and settings.thresholds is not None:
+        more["thresholds"] = asdict(settings.thresholds)
+    if isinstance(settings, Sculpt) and settings.truth is not None:
+        more["truth"] = hashlib.sha256(b"".join(
+            name.encode() + tensor.detach().cpu().to(torch.float64).contiguous().numpy().tobytes()
+            for name, tensor in sorted(settings.truth.tensors().items()))).hexdigest()
+    if more:
+        own["more"] = more
+    if isinstance(examples, Shards) and "thresholds" not in more:
+        own["command"] = "learn"  # which makes it again
+    kept.claim(own)
+    return kept
