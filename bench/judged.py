@@ -1,7 +1,7 @@
 """Is what ``learn`` says true? What was said, and checks of it against what the labels were made by.
 
-A table {status kind: checks} says which kinds are true of some examples and what else must then hold; a kind that is
-not in the table is false, and so is a sentence that speaks of another number of heads than the layer has.
+A table {status kind: checks} says which kinds are true of some examples and what else must then hold; a kind that
+is not in the table is false, and so is a sentence that speaks of another number of heads than the layer has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 import headway as hw

@@ -2,9 +2,9 @@
 
     python bench/outliers.py [--seeds FIRST LAST]
 
-3 heads, width 16, Gaussian tokens, 1,000 sequences of 8, of which 1 % or 5 % have labels that are 100 times too large,
-or another sequence's, or noise of the labels' own size; which of the three is drawn for each. Head count not told.
-Only a whole run on seeds 100 to 109 is recorded.
+3 heads, width 16, Gaussian tokens, 1,000 sequences of 8, of which 1 % or 5 % have labels that are 100 times too
+large, or another sequence's, or noise of the labels' own size; which of the three is drawn for each. Head count not
+told. Only a whole run on seeds 100 to 109 is recorded.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python bench/verdicts.py [--seeds FIRST LAST] [--kinds KIND ...]
 
-Gaussian tokens of width 12, 800 sequences of 8. TRUE says for every kind of labels which statuses are true of them and
-what else must hold; anything else is false, running out of time included. Seeds 0 to 9 are for tuning
+Gaussian tokens of width 12, 800 sequences of 8. TRUE says for every kind of labels which statuses are true of them
+and what else must hold; anything else is false, running out of time included. Seeds 0 to 9 are for tuning
 (``--seeds 0 9``), seeds 100 to 109 are shown, and only a whole run on those is recorded.
 """
 
