@@ -207,4 +207,5 @@ SAME_FUNCTION = {kind: (function_within(FITTED),) for kind in ("recovered", "fit
 NO_LAYER: Truth = {"not_realisable": (), **SAME_FUNCTION}
 LABEL_NOISE: Truth = {"noise": (count_right, heads_as_noise_allows, noise_stated)}
 SPOILT: Truth = dict.fromkeys(("recovered", "fitted"), (heads_within(1e-9), outliers_named))
+AS_GOOD_AS_EXACT: Truth = dict.fromkeys(("recovered", "fitted"), (count_right, function_within(FITTED)))
 TOO_FEW: Truth = {"too_few": ()}
