@@ -26,15 +26,14 @@ from common import record
 from judged import AS_GOOD_AS_EXACT, Case
 
 FIRST, LAST = 100, 102
-NETS = {"gpt": (nets.gpt, 400), "encoder": (nets.encoder, 1200)}  # steps of training
+NETS = {"gpt": 400, "encoder": 1200}  # steps of training
 COUNT, FRESH = 3000, 300
 SECONDS = 60.0
 
 
 def cases(name: str, seed: int) -> Iterator[tuple[dict[str, Any], Case]]:
     draw = torch.Generator().manual_seed(seed)
-    train, steps = NETS[name]
-    net = train(seed, steps, draw)
+    net = {"gpt": nets.gpt, "encoder": nets.encoder}[name](seed, NETS[name], draw)
     for number, (layer, own) in enumerate(zip(net.layers(), net.tokens(COUNT + FRESH, draw), strict=True)):
         for inputs, X in (("task", own), ("random", labels.normal(draw, *own.shape))):
             Y = layer(X)

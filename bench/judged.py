@@ -1,7 +1,7 @@
 """Is what ``learn`` says true? What was said, and checks of it against what the labels were made by.
 
 A table {status kind: checks} says which kinds are true of some examples and what else must then hold; a kind that
-is not in the table is false, and so is a sentence that speaks of another number of heads than the layer has.
+is not in the table is false, and so is an ok sentence that speaks of another number of heads than the layer has.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def indices(at: Iterable[int] | Tensor | np.ndarray) -> frozenset[int]:
 
 
 def heads_agree(said: Said, case: Case) -> str:
-    """The sentence and the layer have one number of heads."""
+    """The sentence and the layer have one number of heads, where the layer is offered as an answer."""
     spoken = re.search(r"\b(\d+) heads?\b", said.sentence)
-    if spoken is None or said.fit is None or int(spoken[1]) == said.fit.layer.heads:
+    if not said.ok or spoken is None or said.fit is None or int(spoken[1]) == said.fit.layer.heads:
         return ""
     return f"the sentence says {spoken[0]}, the layer has {said.fit.layer.heads}"
 

@@ -49,10 +49,8 @@ def relu(layer: hw.AttentionLayer) -> Rule:
 def normed(layer: hw.AttentionLayer, scale: float = 8.0) -> Rule:
     """Queries and keys divided by their norms: scores are cosines times ``scale``."""
 
-    def unit(Z: Tensor) -> Tensor:
-        return Z / Z.norm(dim=-1, keepdim=True)
-
-    return _mixed(layer, lambda Q, X: torch.softmax(scale * unit(Q) @ unit(X).mT, dim=-1))
+    unit = torch.nn.functional.normalize
+    return _mixed(layer, lambda Q, X: torch.softmax(scale * unit(Q, dim=-1) @ unit(X, dim=-1).mT, dim=-1))
 
 
 def _mixed(layer: hw.AttentionLayer, pattern: Callable[[Tensor, Tensor], Tensor]) -> Rule:

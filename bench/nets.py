@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,8 @@ class Block(nn.Module):
         z = self.first(x)
         kept.append(z.detach())
         x = x + self.attention(z, z, z, attn_mask=mask, need_weights=False)[0]
-        return x + self.inner(self.second(x))
+        after: Tensor = x + self.inner(self.second(x))
+        return after
 
 
 class Transformer(nn.Module):
@@ -78,7 +80,7 @@ class Trained:
     loss: float
 
     def layers(self) -> list[hw.AttentionLayer]:
-        own = [hw.from_torch(block.attention).to(torch.float64) for block in self.net.blocks]
+        own = [hw.from_torch(cast(Block, block).attention).to(torch.float64) for block in self.net.blocks]
         return [hw.AttentionLayer(one.Theta, one.W, one.key_bias, one.offset, self.net.mask) for one in own]
 
     def tokens(self, count: int, draw: torch.Generator) -> list[Tensor]:

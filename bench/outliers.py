@@ -34,11 +34,12 @@ def run(share: float, seed: int) -> dict[str, Any]:
     case = Case(hw.Examples(X[:COUNT], Y), X[COUNT:], layer(X[COUNT:]), layer, wrong=judged.indices(why))
     said = judged.ask(case, seconds=SECONDS)
     missed = [why[j] for j in sorted(case.wrong - said.named)]
+    worst = judged.worst_head(said, case)
     found = {"share": share, "seed": seed, "outliers": len(case.wrong),
              "share named": judged.share_named(said, case),
              "missed": ", ".join(f"{kind} {missed.count(kind)}" for kind in dict.fromkeys(missed)) or None,
-             "false alarms": len(said.named - case.wrong), "worst head error": judged.finite(
-                 judged.worst_head(said, case)), **judged.row(said, case, judged.judge(said, case, SPOILT))}
+             "false alarms": len(said.named - case.wrong), "worst head error": judged.finite(worst),
+             "heads within 1e-9": worst <= 1e-9, **judged.row(said, case, judged.judge(said, case, SPOILT))}
     print(found, flush=True)
     return found
 
@@ -51,15 +52,10 @@ def main() -> None:
     if (first, last) != (FIRST, LAST):
         return
     record("outliers", "python bench/outliers.py", {
-        "runs": len(rows), "heads within 1e-9": sum(exact(row) for row in rows),
+        "runs": len(rows), "heads within 1e-9": sum(row["heads within 1e-9"] for row in rows),
         "least share named": min(row["share named"] for row in rows),
         "most false alarms": max(row["false alarms"] for row in rows),
         "statements true": sum(row["true"] for row in rows)}, rows)
-
-
-def exact(row: dict[str, Any]) -> bool:
-    """Whether every head is within 1e-9."""
-    return row["worst head error"] is not None and row["worst head error"] <= 1e-9
 
 
 if __name__ == "__main__":
