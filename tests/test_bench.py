@@ -63,8 +63,9 @@ def bench(monkeypatch, tmp_path):
     """Run a script's main with other constants; the records it wrote, by name."""
     monkeypatch.syspath_prepend(str(BENCH))
     results = tmp_path / "results"
-    for module in ("common", "pages"):  # nothing is written to the repository
-        monkeypatch.setattr(importlib.import_module(module), "RESULTS", results)
+    # Nothing is written to the repository. Both are imported first: pages takes its folder from common.
+    for module in [importlib.import_module(name) for name in ("common", "pages")]:
+        monkeypatch.setattr(module, "RESULTS", results)
 
     def go(name, constants, *words):
         script = importlib.import_module(name)
