@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import statements
 from pages import Record, listed, of, prose, span, table, upto
 
 ADAM = "Adam, told the count and searching all of every Θ_i and W_i,"  # a factored one is not among the baselines
@@ -35,6 +36,7 @@ def measured() -> str:
         ("8 heads of rank 16, d = 128, from 1,000 random sequences of 16", inputs("narrow"), Record("inputs")),
         ("both layers of a small trained transformer (d = 64, 4 heads) from its own activations", inputs("trained"),
          Record("inputs")),
+        *statements.rows(),
         ("`nn.MultiheadAttention(64, 8)` as a black box, learned and built again", modules(), Record("modules")),
         ("the page of a 12-head, width-384 run, truth beside it", page(), Record("report")),
         ("the zoo: identifiable instances, seeds 0 to 2, watched while the learner was worked on", zoo_seen(),
@@ -345,4 +347,5 @@ def zoo() -> str:
 PARITY = ("moments", "starts", "adam", "lbfgs", "sculpt")
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo)}
+    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo,
+                                        statements.trial)}

@@ -17,15 +17,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, layer_norm
+from torch import Tensor
+from torch.nn.functional import layer_norm
 
 import headway as hw
+import nets
 from common import record, timed
 
 SEEDS = {"words": 10, "narrow": 5, "trained": 1}
 WIDTH, HEADS, RANK, COUNT = 128, 8, 16, 1000  # of narrow
-TRAINING, VOCABULARY, LENGTH = 400, 32, 24  # of trained
+TRAINING = 400  # steps, of trained
 SECONDS = 120.0
 STARTS = ("descent", "span", "start")  # stages that propose heads
 Case = tuple[str, hw.AttentionLayer, Tensor, Tensor]  # name, truth, tokens to learn from, others
@@ -50,64 +51,11 @@ def narrow(seed: int) -> Iterator[Case]:
     yield "narrow", layer, X[:COUNT], X[COUNT:]
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor, mask: Tensor, kept: list[Tensor]) -> Tensor:
-        z = self.first(x)
-        kept.append(z.detach())
-        x = x + self.attention(z, z, z, attn_mask=mask, need_weights=False)[0]
-        return x + self.inner(self.second(x))
-
-
-class Transformer(nn.Module):
-    """Two blocks; the second half of a sequence repeats the first."""
-
-    def __init__(self, width: int = 64, heads: int = 4) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(2))
-        self.last, self.out = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
-
-    def forward(self, ids: Tensor, kept: list[Tensor]) -> Tensor:
-        mask = torch.triu(torch.full((LENGTH, LENGTH), float("-inf")), 1)
-        x = self.words(ids) + self.places(torch.arange(LENGTH))
-        for block in self.blocks:
-            x = block(x, mask, kept)
-        return self.out(self.last(x))
-
-
-def task(count: int, draw: torch.Generator) -> Tensor:
-    half = torch.randint(0, VOCABULARY, (count, LENGTH // 2), generator=draw)
-    return torch.cat([half, half], dim=1)
-
-
 def trained(seed: int) -> Iterator[Case]:
     draw = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = Transformer()
-    adam = torch.optim.AdamW(net.parameters(), 1e-3)
-    for _ in range(TRAINING):
-        ids = task(64, draw)
-        # Position a predicts position a + 1; from the middle on that can be known.
-        said = net(ids, [])[:, LENGTH // 2 - 1 : -1]
-        loss = cross_entropy(said.flatten(0, 1), ids[:, LENGTH // 2 :].flatten())
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-    kept: list[Tensor] = []
-    with torch.no_grad():
-        net(task(3200, draw), kept)
-    for number, z in enumerate(kept):
-        own = hw.from_torch(net.blocks[number].attention).to(torch.float64)
-        layer = hw.AttentionLayer(own.Theta, own.W, own.key_bias, own.offset, "causal")
-        X = z.double()
-        yield f"trained, layer {number}, loss {float(loss.detach()):.3f}", layer, X[:3000], X[3000:]
+    net = nets.gpt(seed, TRAINING, draw)
+    for number, (layer, X) in enumerate(zip(net.layers(), net.tokens(3200, draw), strict=True)):
+        yield f"trained, layer {number}, loss {net.loss:.3f}", layer, X[:3000], X[3000:]
 
 
 def run(kind: str, seed: int, case: Case) -> dict[str, Any]:

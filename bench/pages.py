@@ -27,7 +27,7 @@ from common import RESULTS, ROOT
 from headway.core.files import write_bytes
 
 PAGES = ("README.md", "bench/NOTES.md", "docs/certificates.md", "docs/hardness.md", "docs/howto/count.md",
-         "docs/learning.md", "docs/sculpting.md", "docs/training.md")
+         "docs/learning.md", "docs/sculpting.md", "docs/training.md", "docs/verdicts.md")
 MARKED = re.compile(r"(<!-- numbers:begin (\S+) -->\n)(.*?)(<!-- numbers:end -->)", flags=re.S)
 
 
@@ -54,6 +54,11 @@ class Record:
             return f"≤ {self.kept['stored_in'][:7]}"
         base, *changes = self.kept["commit"].split("+")
         return "+".join([base[:7], *changes])
+
+
+def measured_yet(name: str) -> bool:
+    """Whether the benchmark has been run: a new one has no record until then."""
+    return (RESULTS / f"{name}.json").exists()
 
 
 def upto(values: Iterable[float] | float) -> str:

@@ -7,11 +7,14 @@ import json
 import re
 import sys
 import types
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+import headway as hw
 
 pytestmark = pytest.mark.docs
 BENCH = Path(__file__).parent.parent / "bench"
@@ -25,6 +28,10 @@ SMALL = {  # constants of the script, for a run of seconds
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
     "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
+    "verdicts": {"LAST": 100, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
+    "outliers": {"LAST": 100, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
+    "trial": {"SHOWN": ("1e150", "shard", "pure noise"), "SECONDS": 10.0},
+    "gpts": {"LAST": 100, "NETS": {"encoder": 5}, "COUNT": 300, "FRESH": 50, "SECONDS": 2.0},
     "sculpt": {"CASES": {"m1-d8-k2": (1, 8, 2, 20_000, 1, 1)}},
     "cost": {"SEEDS": (200,), "HEADS": range(1, 2)},
     "coverage": {"REPETITIONS": 2, "WHOLE": 4000, "LAYERS": range(1)},
@@ -45,7 +52,9 @@ WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"]}
 SAID = {  # sentences of README and docs that are made from what the script records
     "speed": ["speed"], "rank": ["rank"], "success": ["success"], "few": ["few"], "noise": ["noise"],
     "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
-    "guarantee": ["posterior", "risk"], "report": ["page"]}
+    "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
+    "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
+    "gpts": ["statements.gpts"]}
 LEFT = {"adam_tuning": "a search over settings whose outcome is kept; it has no numbers to make smaller"}
 
 
@@ -54,8 +63,9 @@ def bench(monkeypatch, tmp_path):
     """Run a script's main with other constants; the records it wrote, by name."""
     monkeypatch.syspath_prepend(str(BENCH))
     results = tmp_path / "results"
-    for module in ("common", "pages"):  # nothing is written to the repository
-        monkeypatch.setattr(importlib.import_module(module), "RESULTS", results)
+    # Nothing is written to the repository. Both are imported first: pages takes its folder from common.
+    for module in [importlib.import_module(name) for name in ("common", "pages")]:
+        monkeypatch.setattr(module, "RESULTS", results)
 
     def go(name, constants, *words):
         script = importlib.import_module(name)
@@ -98,6 +108,14 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
         s["peak of make and learn, GiB"], s["examples on disk, GiB"]) and s["worst head error"] < 1e-9},
     "inputs": {"inputs": lambda s, r: s["head count right"] == len(r) == 2 and s["worst error"] < 1e-9},
     "modules": {"modules": lambda s, r: every(r, heads=8) and s["largest difference of outputs"] < 1e-9},
+    "verdicts": {"verdicts": lambda s, r: every(r, true=True) and s["true"] == len(r) == 3
+                 and [row["said"] for row in r] == ["recovered", "noise", "too_few"]},
+    "outliers": {"outliers": lambda s, r: len(r) == 1 and r[0]["outliers"] == 3 and 0 <= r[0]["share named"] <= 1},
+    "trial": {"trial": lambda s, r: every(r, true=True) and [row["item"] for row in r] == [3, 6, 8]
+              and r[0]["said"] == "refused" and s["crashes"] == 0},
+    "gpts": {"gpts": lambda s, r: [(row["layer"], row["inputs"]) for row in r] == [
+        (0, "task"), (0, "random"), (1, "task"), (1, "random")] and positive(
+            *(row["error on other sequences"] for row in r))},
     "sculpt": {"sculpt": lambda s, r: s == {"m1-d8-k2": "1 of 1 (wanted 1)"} and r[0]["after polish"] < 1e-9},
     "cost": {"cost": lambda s, r: {row["method"] for row in r} == {"moments", "sculpt"} and positive(
         *(row["examples"] for row in r), *(row["seconds"] for row in r))},
@@ -140,11 +158,12 @@ def test_a_benchmark_runs_in_small(name, bench, capsys):
         assert found(kept["summary"], kept["rows"]), (kept["summary"], kept["rows"])
     claims = importlib.import_module("claims")
     for claim in SAID.get(name, []):
-        assert re.search(r"\d", getattr(claims, claim)())  # the sentence finds the columns it speaks of
+        assert re.search(r"\d", attrgetter(claim)(claims)())  # the sentence finds the columns it speaks of
 
 
 def test_every_benchmark_is_among_them():
-    others = {"common", "encoder", "real", "swap", "text", "all", "pages", "claims"}
+    others = {"common", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements", "judged",
+              "labels", "nets"}
     scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
     assert set(EXPECTED) == set(SMALL) - set(LEFT) - {"gpu_check"}
@@ -220,3 +239,128 @@ def test_an_encoders_layer_is_learned_from_its_own_activations(bench, tmp_path):
     assert row["inputs"] == "text" and row["sequences"] == 600
     assert row["heads found"] == 4 == row["patterns met to 1e-6"]
     assert row["error on other sequences"] < 1e-6
+
+
+# -- the benchmarks of true statements --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def stated(kind, layer, sentence="2 heads", noise=0.1, outliers=()):
+    import judged
+
+    status = hw.Status(kind, sentence, {"noise": noise})
+    fit = hw.Fit(layer, status, {}, ({"stage": "aside", "outliers": list(outliers)},))
+    return judged.Said(kind, sentence, status.ok, 1.0, fit)
+
+
+def test_a_statement_is_held_against_what_made_the_labels(beside):
+    import judged
+    from judged import LABEL_NOISE, NO_LAYER, SPOILT, TOO_FEW
+
+    layer, other = (hw.AttentionLayer.random(heads=2, width=4, seed=seed) for seed in (0, 1))
+    one = hw.AttentionLayer(layer.Theta[:1], layer.W[:1])
+    X = hw.draw(layer, 100, 5, law="gaussian", seed=2).X
+    case = judged.Case(hw.Examples(X, layer(X)), X, layer(X), layer, noise=0.1, wrong=frozenset({3, 7}))
+    exact = {"recovered": (judged.heads_within(1e-9),)}
+    for told, truth, why in (
+        (stated("recovered", layer), exact, ""),
+        (stated("recovered", other), exact, "heads off by"),
+        (stated("limit", layer), exact, "limit, where recovered would be true"),
+        (stated("recovered", layer, "3 heads"), exact, "the sentence says 3 heads, the layer has 2"),
+        (stated("not_realisable", other), NO_LAYER, ""),
+        (stated("noise", layer), NO_LAYER, ""),  # it is the function, after all
+        (stated("noise", other), NO_LAYER, "on other sequences"),
+        (stated("limit", other), NO_LAYER, "limit, where"),
+        (stated("noise", layer), LABEL_NOISE, ""),
+        (stated("noise", layer, noise=0.07), LABEL_NOISE, "noise said to be 7.00e-02, it is 1.00e-01"),
+        (stated("noise", other), LABEL_NOISE, "the noise allows"),
+        (stated("noise", one, "1 head"), LABEL_NOISE, "1 heads, there are 2"),
+        (stated("fitted", layer, outliers=[3, 7]), SPOILT, ""),
+        (stated("fitted", layer, outliers=[3]), SPOILT, "1 of 2 outliers named"),
+        (stated("fitted", layer, outliers=[3, 7, 8]), SPOILT, "1 right sequences called outliers"),
+        (stated("fitted", other, outliers=[3, 7]), SPOILT, "heads off by"),
+        (stated("too_few", other), TOO_FEW, ""),
+        (stated("recovered", layer), TOO_FEW, "recovered, where too_few would be true"),
+    ):
+        found = judged.judge(told, case, truth)
+        assert found == "" if not why else why in found, (told, truth, found)
+
+
+def test_a_run_that_refuses_or_breaks_is_kept_as_such(beside, monkeypatch):
+    import judged
+
+    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
+    data = hw.draw(layer, 50, 4, law="gaussian", seed=1)
+    case = judged.Case(data, data.X, data.Y, layer)
+    assert judged.ask(case, heads=0).kind == "refused"
+
+    def breaks(*args, **options):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(hw, "learn", breaks)
+    said = judged.ask(case)
+    assert (said.kind, said.sentence, said.ok) == ("crash", "RuntimeError: no", False)
+    assert judged.row(said, case, "broken")["error on other sequences"] is None
+
+
+def test_labels_are_what_their_names_say(beside):
+    import labels
+
+    layer = hw.AttentionLayer.random(heads=2, width=6, seed=0)
+    draw = torch.Generator().manual_seed(1)
+    X = labels.normal(draw, 400, 7, 6)
+    Y, order = layer(X), torch.randperm(7, generator=draw)
+    rules = {"rotary": labels.rotary(layer), "relu": labels.relu(layer), "normed": labels.normed(layer),
+             "mlp": labels.mlp(6, draw), "linear": labels.linear(6, draw)}
+    for name, rule in rules.items():
+        moved = (rule(X[:, order]) - rule(X)[:, order]).abs().max()
+        assert (moved > 0.1) == (name == "rotary"), name  # of these only rotary scores know positions
+        assert (rule(X) - Y).norm() > 0.2 * Y.norm()
+    # With one position there is nothing to turn against.
+    torch.testing.assert_close(rules["rotary"](X[:, :1]), layer(X[:, :1]))
+    torch.testing.assert_close(labels.normed(layer, 0.0)(X), X.mean(1, keepdim=True).expand_as(X) @ layer.W.sum(0))
+    for noise in (labels.noisy(Y, 0.1, draw) - Y, labels.growing(Y, X, 0.1, draw) - Y):
+        assert 0.095 < float(noise.square().mean().sqrt()) / labels.deviation(Y) < 0.105
+    small, large = X.square().sum(2).flatten().argsort()[[0, -1]].tolist()
+    assert noise.flatten(0, 1)[large].norm() > 5 * noise.flatten(0, 1)[small].norm()
+
+
+def test_spoilt_labels_are_those_that_are_named(beside):
+    import labels
+
+    Y = labels.normal(torch.Generator().manual_seed(0), 200, 5, 3)
+    for spoil, count in ((labels.blocks_too_large, 8), (labels.scaled_up, 8), (labels.mixed_up, 8),
+                         (labels.rows_shuffled, None)):
+        wrong, at = spoil(Y, 0.04, torch.Generator().manual_seed(1))
+        changed = (wrong != Y).flatten(1).any(1).nonzero().flatten().tolist()
+        assert changed == sorted(int(j) for j in at)
+        assert count is None or len(changed) == count
+    assert set(labels.mixed_up(Y, 0.5, torch.Generator().manual_seed(1))[1].values()) == set(labels.WRONGNESS)
+
+
+def test_networks_answer_what_their_task_asks(beside):
+    import nets
+
+    draw = torch.Generator().manual_seed(0)
+    ids, answers = nets.repeat(3, draw)
+    asked = answers != nets.IGNORED
+    assert asked.sum() == 3 * nets.LENGTH // 2
+    assert (answers[:, :-1] == ids[:, 1:])[asked[:, :-1]].all()  # what comes next
+    ids, answers = nets.order(3, draw)
+    assert answers[0].tolist() == [sum(b < a for b in ids[0].tolist()) for a in ids[0].tolist()]
+    net = nets.encoder(0, 1, draw)
+    (z, _), layer, block = net.tokens(4, draw), net.layers()[0], net.net.blocks[0].double()
+    torch.testing.assert_close(layer(z), block.attention(z, z, z, need_weights=False)[0].detach())
+
+
+def test_a_benchmark_not_run_yet_has_no_row(beside, monkeypatch, tmp_path):
+    import pages
+    import statements
+
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    assert statements.rows() == []
+    assert statements.trial() == "Not measured yet (`bench/trial.py`)."

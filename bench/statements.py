@@ -1,0 +1,80 @@
+"""What README and docs say about the truth of what ``learn`` says: rows and a block for bench/claims.py.
+
+A record that has not been made yet is left out of the table: no row without a number behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pages import Record, measured_yet, of, prose, upto
+
+Row = tuple[str, str, Record]
+
+
+def rows() -> list[Row]:
+    """For README's table, those whose record is there."""
+    wanted: tuple[tuple[str, Callable[[], str], str], ...] = (
+        ("is what it says true? layers, five functions that are none, noise, outliers, too few examples; d = 12",
+         verdicts, "verdicts"),
+        ("1 % and 5 % of 1,000 sequences with wrong labels, 3 heads, d = 16", outliers, "outliers"),
+        ("examples as a new user might bring them, each wrong in its own way", trial_short, "trial"),
+        ("all layers of a small trained GPT (d = 64) and encoder (d = 32), a minute each, nothing told", gpts,
+         "gpts"),
+    )
+    return [(what, said(), Record(name)) for what, said, name in wanted if measured_yet(name)]
+
+
+def verdicts() -> str:
+    r = Record("verdicts")
+    failing = {kind: [not row["true"] for row in r.rows if row["labels"] == kind]
+               for kind in dict.fromkeys(r.column("labels"))}
+    lost = ", ".join(f"{kind} {sum(bad)}" for kind, bad in failing.items() if any(bad))
+    return (f"{of(r.column('true'), 'statements')} true" + (f" (false: {lost})" if lost else "")
+            + f"; said to be ok, and false: {_flattering(r.rows)}")
+
+
+def outliers() -> str:
+    r = Record("outliers")
+    named = math.floor(100 * min(r.column("share named")))
+    heads = of(r.column("heads within 1e-9"))
+    return (f"every head within 1e-9, count not told, for {heads}; at least {named} % of "
+            f"the wrong sequences named, at most {max(r.column('false alarms'))} of the right ones")
+
+
+def trial_short() -> str:
+    r = Record("trial")
+    return (f"{of(r.column('true'), 'statements')} true ([table](docs/verdicts.md)); said to be ok, and false: "
+            f"{_flattering(r.rows)}")
+
+
+def gpts() -> str:
+    r = Record("gpts")
+    parts = []
+    for inputs, words in (("task", "on their own task"), ("random", "on random tokens")):
+        rows = [row for row in r.rows if row["inputs"] == inputs]
+        good = [row for row in rows if row["true"]]
+        worst = f", error at most {upto(row['error on other sequences'] for row in good)} on others" if good else ""
+        parts.append(f"{words} {of(row['true'] for row in rows)} with the head count right{worst}")
+    return "; ".join(parts)
+
+
+def _flattering(rows: Iterable[dict[str, Any]]) -> int:
+    return sum(row["ok"] and not row["true"] for row in rows)
+
+
+def trial() -> str:
+    """docs/verdicts.md: every case with the sentence that was said."""
+    if not measured_yet("trial"):
+        return "Not measured yet (`bench/trial.py`)."
+    r = Record("trial")
+    lines = [prose(f"{of(r.column('true'), 'statements')} true, {of(r.column('in time'), 'runs')} in time "
+                   f"({r.command}, measured at {r.commit})."), "",
+             "| case | what was said | ok | seconds | true |", "|---|---|---|---|---|"]
+    for row in r.rows:
+        verdict = "yes" if row["true"] else f"no: {row['why not true']}"
+        cells = (row["case"], row["sentence"], "yes" if row["ok"] else "no", f"{row['seconds']:.1f}", verdict)
+        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
