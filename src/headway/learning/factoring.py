@@ -15,12 +15,11 @@ from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.polish import FITTED, Polished
 from headway.learning.refine import refine_factors
 from headway.learning.stages import Stages, better, polished
-from headway.learning.starts.descent import Factors, descend, random_factors, tables, whitened
+from headway.learning.starts.descent import SMALL, Factors, descend, random_factors, tables, whitened
 from headway.runs.store import Stage
 
 PROMISING = 0.3  # relative error on other sequences from which a refinement is worth its time
 DECAY = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
-SMALL = 32  # width up to which projections of full rank cost little
 STEPS = 6000  # of Adam, at most, on one rung
 
 

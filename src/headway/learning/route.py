@@ -26,10 +26,10 @@ from headway.core import checks
 from headway.core.convert import as_function
 from headway.core.examples import Examples, Shards, ask
 from headway.core.layer import MASKS, AttentionLayer
-from headway.core.names import METHODS, SEARCHES
+from headway.core.names import BASELINES, METHODS, SEARCHES
 from headway.core.results import Fit, NotLearnedError
 from headway.learning import moments
-from headway.learning.baselines import descend, lbfgs
+from headway.learning.baselines import Setting, adam, lbfgs, sizes
 from headway.learning.factoring import Factoring
 from headway.learning.gauss_newton import Free, OutOfTimeError, gauss_newton
 from headway.learning.polish import FITTED, Polished
@@ -83,7 +83,8 @@ def learn(
     heads: "auto" finds the count. method: "auto" chooses among the next three by the inputs; "moments" (span,
     unmix, polish; straight to Gauss–Newton from random starts when examples are few), "factors" (descent on
     thin factors, pruned and refined), "starts" (random starts in any case); "sculpt" (the first paper's
-    algorithm, for 2 to 8 white tokens and many examples), or the baselines "descent" (Adam) and "lbfgs", which
+    algorithm, for 2 to 8 white tokens and many examples), or the baselines "adam" (on thin factors if ``rank`` is
+    given, of W_i too beyond width 32), "descent" (Adam on whole Θ_i in whitened coordinates) and "lbfgs", which
     need ``heads`` and, given ``seconds``, use them all. rank: "auto" uses a low rank of the Θ_i where it shows,
     an int imposes it, None never. starts: random starts tried before giving up. limit: Gauss–Newton iterations
     in one solve. seconds: stop after about this long with the best fit so far (what a resumed run finds then
@@ -147,7 +148,7 @@ def learn(
     else:
         route = _Moments(*settings)
         route.starting, route.method = method == "starts", method
-        fit = route.descent(method) if method in ("descent", "lbfgs") else route.moments()
+        fit = route.descent(method) if method in BASELINES else route.moments()
     if kept is not None and not kept.finished:
         kept.finish(fit, examples.hashes())
     if strict and not fit.status.ok:
@@ -588,10 +589,10 @@ class _Moments(Factoring):
             if method == "lbfgs":
                 found = lbfgs(self.source, m, seed=draw, sequences=self.rows_for(m), seconds=left,
                               report=self.report)
-            elif left is None:
-                found = descend(self.source, m, seed=draw, report=self.report)
-            else:  # against the clock smaller batches do better
-                found = descend(self.source, m, seed=draw, batch=32, seconds=left, target=1e-6, report=self.report)
+            else:
+                size, out_size = sizes(self.examples, self.rank if method == "adam" else None)
+                found = adam(self.source, m, Setting(white=method == "descent"), seed=draw, size=size,
+                             out_size=out_size, seconds=left, report=self.report)
             info = asdict(found)
             return {part: info.pop(part) for part in ("Theta", "W", "offset")}, info
 
