@@ -20,7 +20,7 @@ import torch
 import headway as hw
 from common import record
 from headway.learning.baselines import Setting
-from stopwatch import Heads, adam_to, fair, words
+from stopwatch import Way, adam_to, fair
 
 SEEDS = (900, 901)
 SIZE: dict[str, Any] = {"heads": 4, "width": 32}
@@ -44,53 +44,46 @@ def instances(rank: int | None, law: str = "boolean") -> list[Pair]:
     return found
 
 
-def tried(case: str, pairs: list[Pair], told: Heads, setting: Setting, target: float) -> dict[str, Any]:
+def tried(case: str, pairs: list[Pair], way: Way, target: float) -> dict[str, Any]:
     """Geometric mean of the seconds over the seeds; None where one of them missed."""
-    runs = [adam_to(data, unseen, told, [setting], [target]) for data, unseen in pairs]
+    runs = [adam_to(data, unseen, [way], [target]) for data, unseen in pairs]
     times = [run.to.get(target) for run in runs]
     mean = None if None in times else math.exp(sum(math.log(t) for t in times if t is not None) / len(times))
-    searched = "Θ, W" if told.size is None else "A, B, W" if told.out_size is None else "A, B, V, O"
-    row = {"layers": case, "searched": searched, "setting": words(setting), "target": f"{target:.0e}",
-           "seconds": mean, "worst error": max(run.error for run in runs)}
+    row = {"layers": case, "way": str(way), "target": f"{target:.0e}", "seconds": mean,
+           "worst error": max(run.error for run in runs)}
     print(row, flush=True)
     return row
 
 
-def best(rows: Iterable[dict[str, Any]], **where: str) -> dict[str, Any] | None:
+def best(rows: Iterable[dict[str, Any]], **where: str) -> str | None:
     here = [row for row in rows if row["seconds"] and all(row[key] == value for key, value in where.items())]
-    return min(here, key=lambda row: row["seconds"], default=None)
-
-
-def grid(case: str, pairs: list[Pair], kinds: list[Heads]) -> list[tuple[dict[str, Any], Heads, Setting]]:
-    settings = [Setting(rate=rate, rows=rows, steps=steps) for rate, rows, steps in itertools.product(
-        RATES, ROWS, STEPS)]
-    return [(tried(case, pairs, told, setting, 1e-6), told, setting) for told in kinds for setting in settings]
+    won = min(here, key=lambda row: row["seconds"], default=None)
+    return won and f"{won['way']}, {won['seconds']:.2f} s"
 
 
 def main() -> None:
     m, d = SIZE["heads"], SIZE["width"]
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
+    settings = [Setting(rate=rate, rows=batch, steps=steps) for rate, batch, steps in itertools.product(
+        RATES, ROWS, STEPS)]
     with fair():
         for case, rank, size in (("full rank", None, d), (f"rank {RANK}", RANK, RANK)):
             pairs = instances(rank)
-            adam_to(*pairs[0], Heads(m), [Setting(steps=50)], [1e-6])  # what is set up once
-            found = grid(case, pairs, [Heads(m), Heads(m, size), Heads(m, size, d)])
-            _, told, setting = min(found, key=lambda run: run[0]["seconds"] or math.inf)
-            rows += [row for row, _, _ in found]
-            rows.append(tried(case, pairs, told, replace(setting, warm=100), 1e-6))
-            rows += [tried(case, pairs, told, replace(setting, dtype=torch.float64, steps=steps, last=last), 1e-12)
-                     for steps, last in DOUBLE]
-            for target in ("1e-06", "1e-12"):
-                won = best(rows, layers=case, target=target)
-                summary[f"{case}, fastest to {target}"] = won and (
-                    f"{won['searched']}: {won['setting']}, {won['seconds']:.2f} s")
+            adam_to(*pairs[0], [Way(m, Setting(steps=50))], [1e-6])  # what is set up once
+            ways = [Way(m, setting, *sizes) for sizes in ((), (size,), (size, d)) for setting in settings]
+            found = [tried(case, pairs, way, 1e-6) for way in ways]
+            won = ways[min(range(len(ways)), key=lambda j: found[j]["seconds"] or math.inf)]
+            found.append(tried(case, pairs, replace(won, setting=replace(won.setting, warm=100)), 1e-6))
+            found += [tried(case, pairs, replace(won, setting=replace(
+                won.setting, dtype=torch.float64, steps=steps, last=last)), 1e-12) for steps, last in DOUBLE]
+            rows += found
+            summary |= {f"{case}, fastest to {target}": best(found, target=target) for target in ("1e-06", "1e-12")}
         pairs = instances(None, "words")
-        rows += [tried("words", pairs, Heads(m), Setting(rate=rate, steps=max(STEPS), white=white), 1e-4)
+        found = [tried("words", pairs, Way(m, Setting(rate=rate, steps=max(STEPS), white=white)), 1e-4)
                  for white, rate in itertools.product((False, True), RATES)]
-        won = best(rows, layers="words")
-        summary["words, fastest to 1e-04"] = won and f"{won['searched']}: {won['setting']}, {won['seconds']:.2f} s"
-        record("adam_tuning", "python bench/adam_tuning.py", summary, rows)
+        record("adam_tuning", "python bench/adam_tuning.py", {**summary, "words, fastest to 1e-04": best(found)},
+               [*rows, *found])
 
 
 if __name__ == "__main__":

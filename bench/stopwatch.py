@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -56,62 +56,74 @@ def relative_error(layer: hw.AttentionLayer, unseen: hw.Examples) -> float:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """What Adam is told: how many heads, and of what size; None: Θ_i, W_i whole."""
+class Way:
+    """Adam with so many heads of this size (None: Θ_i, W_i whole), and how it runs."""
 
-    count: int
+    heads: int
+    setting: Setting
     size: int | None = None
     out_size: int | None = None
+
+    @property
+    def searched(self) -> str:
+        return "Θ, W" if self.size is None else "A, B, W" if self.out_size is None else "A, B, V, O"
+
+    def __str__(self) -> str:
+        s = self.setting
+        return (f"{self.searched}: {s.steps:,} steps of {s.rows or 'the usual'} rows at {s.rate:g}, "
+                + (f"exponential to {s.last:g}" if s.last else "cosine")
+                + (", double" if s.dtype == torch.float64 else ", single")
+                + (f", {s.warm} steps of warm-up" if s.warm else "") + (", whitened" if s.white else "")
+                + ("" if s.fast else ", without TF32"))
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds to each of the targets that were reached, all seconds, and the least error."""
+    """Seconds to each of the targets that were reached, by which way, all seconds, and the least error."""
 
     to: Mapping[float, float]
+    by: Mapping[float, str]
     seconds: float
     error: float
-    by: Mapping[float, str]
 
 
 def adam_to(
-    data: hw.Examples, unseen: hw.Examples, told: Heads, settings: Iterable[Setting], targets: Iterable[float], *,
+    data: hw.Examples, unseen: hw.Examples, ways: Iterable[Way], targets: Sequence[float], *,
     limit: float = math.inf, seed: int = 0,
 ) -> Timed:
-    """The least seconds of any of the settings to each target. The clock stands while the error is looked at; a run
+    """The least seconds of any of the ways to each target. The clock stands while the error is looked at; a run
     ends where it cannot be the first to any target any more, or after ``limit`` seconds."""
-    targets = tuple(targets)
-    to, by, total, least = {}, {}, 0.0, math.inf
-    for setting in settings:
-        mine: dict[float, float] = {}
-        spent, since = 0.0, clock(data.device)
-        source = Source(data)
-        frame = source.frame = find_frame(data, source.fit, source.device)
-
-        def look(Theta: Tensor, W: Tensor, offset: Tensor, mine: dict[float, float] = mine,
-                 frame=frame, setting: Setting = setting) -> bool:
-            nonlocal spent, since, least
-            spent += clock(data.device) - since
-            error = relative_error(frame.leave(Theta, W, offset, data.mask), unseen)
-            least = min(least, error)
-            for target in targets:
-                if error <= target and target not in mine:
-                    mine[target] = spent
-                    if spent < to.get(target, math.inf):
-                        to[target], by[target] = spent, words(setting)
-            since = clock(data.device)
-            return spent >= min(limit, max((to.get(t, math.inf) for t in targets if t not in mine), default=0.0))
-
-        draw = torch.Generator().manual_seed(seed)
-        adam(source, told.count, setting, seed=draw, size=told.size, out_size=told.out_size, watch=look)
-        total += spent
-    return Timed(to, total, least, by)
+    best = Timed({}, {}, 0.0, math.inf)
+    for way in ways:
+        best = _first(best, _run(data, unseen, way, targets, best, limit, seed))
+    return best
 
 
-def words(setting: Setting) -> str:
-    """A setting in words."""
-    fall = f"exponential to {setting.last:g}" if setting.last else "cosine"
-    kind = "double" if setting.dtype == torch.float64 else "single"
-    return (f"{setting.steps:,} steps of {setting.rows or 'the usual'} rows at {setting.rate:g}, {fall}, {kind}"
-            + (f", {setting.warm} steps of warm-up" if setting.warm else "")
-            + (", whitened" if setting.white else "") + ("" if setting.fast else ", without TF32"))
+def _run(
+    data: hw.Examples, unseen: hw.Examples, way: Way, targets: Sequence[float], best: Timed, limit: float, seed: int
+) -> Timed:
+    to: dict[float, float] = {}
+    spent, least, since = 0.0, math.inf, clock(data.device)
+    source = Source(data)
+    frame = source.frame = find_frame(data, source.fit, source.device)
+
+    def look(Theta: Tensor, W: Tensor, offset: Tensor) -> bool:
+        nonlocal spent, least, since
+        spent += clock(data.device) - since
+        error = relative_error(frame.leave(Theta, W, offset, data.mask), unseen)
+        least = min(least, error)
+        to.update({target: spent for target in targets if error <= target and target not in to})
+        since = clock(data.device)
+        open_ = [best.to.get(target, math.inf) for target in targets if target not in to]
+        return spent >= min(limit, max(open_, default=0.0))
+
+    adam(source, way.heads, way.setting, seed=torch.Generator().manual_seed(seed), size=way.size,
+         out_size=way.out_size, watch=look)
+    return Timed(to, {target: str(way) for target in to}, spent, least)
+
+
+def _first(a: Timed, b: Timed) -> Timed:
+    """What either reached first."""
+    sooner = [target for target, seconds in b.to.items() if seconds < a.to.get(target, math.inf)]
+    return Timed({**a.to, **{t: b.to[t] for t in sooner}}, {**a.by, **{t: b.by[t] for t in sooner}},
+                 a.seconds + b.seconds, min(a.error, b.error))
