@@ -16,9 +16,7 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from common import COMMIT, RESULTS, measured_at, origin, record
 from headway.core.files import write_bytes, write_json
 from headway.hardness.zoo import instances
 from headway.racing.race import run, tasks
+from stopwatch import by_processor_time
 
 FRESH_SEEDS = (100, 101)
 INSTANCES = [one.name for one in instances("zoo") if one.identifiable]
@@ -83,17 +82,6 @@ def fresh(folder: Path) -> None:
     rows = [{"instance": task.instance, "learner": task.learner, **{key: row.get(key) for key in KEPT}}
             for task, row in done]
     record("zoo_fresh", "python bench/zoo.py fresh", summary(rows), rows)
-
-
-@contextmanager
-def by_processor_time() -> Iterator[None]:
-    """Inside, the clock that learners keep their budget by is that of this process."""
-    wall = time.perf_counter
-    time.perf_counter = time.process_time
-    try:
-        yield
-    finally:
-        time.perf_counter = wall
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

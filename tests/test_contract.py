@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import headway as hw
-from headway.learning.route import METHODS
+from headway.core.names import BASELINES, METHODS
 
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
@@ -124,7 +124,7 @@ class TestEveryLearner:
 
     def test_says_recovered_only_at_the_floor(self, method):
         *_, fit, _ = self.fitted(method)
-        exact = method not in ("descent", "lbfgs")
+        exact = method not in BASELINES
         assert fit.status.kind == ("recovered" if exact else "fitted"), fit.status
         assert (fit.stats["held_out_error"] < 1e-12) == (fit.status.kind == "recovered")
         assert (hw.match(fit.layer, self.truth).worst < 1e-12) == exact

@@ -8,6 +8,8 @@ import torch
 
 import headway as hw
 from headway.core.counting import Size
+from headway.learning.baselines import Setting, adam, sizes
+from headway.learning.source import Source, find_frame
 from headway.learning.stages import OutOfTimeError, Stages
 
 
@@ -306,11 +308,82 @@ def test_progress_is_told_and_held_out_sequences_are_few():
     assert fit.stats["held_out"] == 20
 
 
-def test_adam_finds_a_small_layer_and_does_not_claim_the_floor():
+@pytest.mark.parametrize("method", ["adam", "descent"])
+def test_adam_finds_a_small_layer_and_does_not_claim_the_floor(method):
     truth = hw.AttentionLayer.random(heads=2, width=6, seed=42)
-    fit = hw.learn(hw.draw(truth, count=600, length=6, seed=43), heads=2, method="descent")
+    fit = hw.learn(hw.draw(truth, count=600, length=6, seed=43), heads=2, method=method)
     assert fit.status.kind == "fitted", fit.status
-    assert hw.match(fit.layer, truth).worst < 1e-2
+    assert hw.match(fit.layer, truth).worst < 1e-4
+
+
+@pytest.mark.parametrize("rank", ["auto", 2])
+def test_adam_in_plain_coordinates_comes_back_to_the_users(rank):
+    """Tokens with a mean and directions of unequal size, one of them never visited; told a rank, thin factors."""
+    truth = hw.AttentionLayer.random(heads=2, width=6, rank=2, offset=True, seed=42)
+    draw = torch.Generator().manual_seed(43)
+    X = torch.randn(1500, 6, 6, generator=draw, dtype=torch.float64) @ torch.diag(torch.tensor(
+        [2.0, 1.5, 1.0, 1.0, 0.7, 0.0], dtype=torch.float64)) + 0.5
+    fit = hw.learn(hw.Examples(X[:1200], truth(X[:1200])), heads=2, method="adam", rank=rank)
+    Y = truth(X[1200:])
+    assert float((fit.layer(X[1200:]) - Y).norm() / (Y - Y.mean((0, 1))).norm()) < 1e-4
+    assert fit.stats["unidentified_directions"] == 1
+    assert fit.stats["rank"] == (None if rank == "auto" else 2)
+
+
+def test_adam_takes_thin_heads_on_both_sides():
+    truth = hw.AttentionLayer.random(heads=2, width=8, rank=2, seed=5)
+    draw = torch.Generator().manual_seed(6)
+    W = truth.W @ torch.randn(2, 8, 2, generator=draw, dtype=torch.float64) @ torch.randn(
+        2, 2, 8, generator=draw, dtype=torch.float64) / 4
+    truth = hw.AttentionLayer(truth.Theta, W)
+    data = hw.draw(truth, count=800, length=8, seed=7)
+    source = Source(data)
+    source.frame = find_frame(data, source.fit, source.device)
+    errors = {}
+    for out_size in (2, 1):
+        found = adam(source, 2, Setting(steps=1500, rate=1e-2), size=2, out_size=out_size,
+                     seed=torch.Generator().manual_seed(0))
+        errors[out_size] = found.held
+        assert found.W.shape == (2, 8, 8) and int(torch.linalg.matrix_rank(found.W[0], rtol=1e-6)) == out_size
+    assert errors[2] < 1e-5 < 0.1 < errors[1]  # too thin is too thin
+
+
+def test_beyond_small_widths_a_rank_makes_both_sides_thin():
+    small, wide = (hw.draw(hw.AttentionLayer.random(heads=1, width=d), count=2, length=2) for d in (32, 33))
+    assert sizes(small, 4) == (4, None) and sizes(wide, 4) == (4, 4)
+    assert sizes(wide, "auto") == sizes(wide, None) == sizes(wide, 33) == (None, None)
+
+
+def test_adams_rate_ends_with_its_budget():
+    cosine, exponential = Setting(rate=2.0, warm=10), Setting(rate=2.0, last=1e-6)
+    assert [round(cosine.rate_at(part, 99), 12) for part in (0.0, 0.5, 1.0)] == [2.0, 1.0, 0.0]
+    assert cosine.rate_at(0.0, 0) == pytest.approx(0.2)
+    assert exponential.rate_at(0.1, 0) == 2.0
+    assert exponential.rate_at(1.0, 99) == pytest.approx(2e-6)
+
+
+def test_adam_uses_its_seconds_and_is_watched():
+    data = hw.draw(hw.AttentionLayer.random(heads=1, width=4, seed=0), count=300, length=4, seed=1)
+    fit = hw.learn(data, heads=1, method="adam", seconds=1.0)
+    assert 0.9 < fit.stats["seconds"] < 3.0
+    source = Source(data)
+    source.frame = find_frame(data, source.fit, source.device)
+    shown = []
+
+    def watch(Theta, W, offset):
+        shown.append(source.error(source.held, Theta, W, offset))
+        return len(shown) == 3
+
+    found = adam(source, 1, seed=torch.Generator().manual_seed(0), watch=watch)
+    assert found.products == 2 * 150 and found.held == shown[-1] < shown[0]
+
+
+def test_adam_in_double_precision_goes_below_single():
+    data = hw.draw(hw.AttentionLayer.random(heads=1, width=4, seed=0), count=300, length=4, seed=1)
+    source = Source(data)
+    source.frame = find_frame(data, source.fit, source.device)
+    found = adam(source, 1, Setting(dtype=torch.float64, last=1e-4), seed=torch.Generator().manual_seed(0))
+    assert found.held < 5e-8  # half the rounding of single precision
 
 
 BAD = {
@@ -322,6 +395,7 @@ BAD = {
     "rank zero": ({"rank": 0}, "rank"),
     "rank beyond the width": ({"rank": 9}, "rank"),
     "too many heads": ({"heads": 40}, "heads"),
+    "adam without a count": ({"method": "adam"}, "heads"),
     "descent without a count": ({"method": "descent"}, "heads"),
     "seed": ({"seed": -1}, "seed"),
 }

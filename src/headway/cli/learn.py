@@ -12,10 +12,11 @@ from headway.cli.show import tell
 from headway.core.names import METHODS, SEARCHES
 
 if TYPE_CHECKING:
+    from headway.learning.settings import Settings
     from headway.runs.store import Run
 
-OPTIONS = ("heads", "method", "search", "polish", "rank", "max_heads", "starts", "limit", "seconds", "seed",
-           "device")
+OPTIONS = ("heads", "method", "rank", "seconds", "seed", "device")  # of every learner
+OWN = ("search", "polish", "truth", "max_heads", "starts", "limit")  # of one or another
 
 
 def learn(
@@ -43,20 +44,21 @@ def learn(
     """Learn a layer from a folder of examples, or go on with an interrupted run."""
     import headway as hw
     from headway.core import checks
-    from headway.core.layer import load_layer
     from headway.runs import store
 
     options: dict[str, Any] = {
         "heads": number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
-        "search": checks.choice("search", search, SEARCHES), "polish": polish,
-        "rank": None if rank == "none" else number_or("rank", rank, "auto"), "max_heads": max_heads,
-        "starts": starts, "limit": limit, "seconds": seconds, "seed": seed, "device": device}
+        "rank": None if rank == "none" else number_or("rank", rank, "auto"), "seconds": seconds, "seed": seed,
+        "device": device}
+    own = {"search": search, "polish": polish, "truth": truth, "max_heads": max_heads, "starts": starts,
+           "limit": limit}
+    options |= {name: own[name] for name in given(context, *OWN)}
     if resume is not None:
         if folder is not None or out is not None:
             checks.refuse("--resume", "nothing but --resume RUN", "EXAMPLES or --out as well",
                           "one or the other; --examples DIR says where the examples lie now")
         run = store.Run.open(resume)
-        options = _resumed(run, {name: options[name] for name in given(context, *OPTIONS)})
+        options = _resumed(run, {name: options[name] for name in given(context, *OPTIONS, *OWN)})
         if run.finished and not run.out_of_time:
             tell(run.fit(), run.path, run.truth(), as_json)
             return
@@ -70,10 +72,30 @@ def learn(
         place, target = folder, out
     source = hw.Examples.open(place)
     checks.device("--device", options["device"], "--device cpu")
-    known = load_layer(truth) if truth is not None else None
+    learner = _learner({name: options.pop(name) for name in ("method", *OWN) if name in options})
     with watch() as progress:
-        fit = hw.learn(source, run=target, progress=progress, truth=known, **options)
+        fit = hw.learn(source, method=learner, run=target, progress=progress, **options)
     tell(fit, target, store.Run.open(target).truth(), as_json)
+
+
+def _learner(words: dict[str, Any]) -> Settings:
+    """The learner of that name with the settings given; one it does not have is refused under its flag."""
+    from dataclasses import fields
+
+    from headway.core import checks
+    from headway.core.layer import load_layer
+    from headway.learning.settings import LEARNERS
+
+    kind = LEARNERS[words.pop("method")]
+    known = [field.name for field in fields(kind)]
+    for name in words:
+        if name not in known:
+            users = [method for method, one in LEARNERS.items() if name in [field.name for field in fields(one)]]
+            checks.refuse(f"--{name.replace('_', '-')}", f"nothing with --method {kind.method}, which does not use it",
+                          repr(words[name]), f"leave it out, or --method {' or '.join(users)}")
+    if "truth" in words:
+        words["truth"] = load_layer(words["truth"])
+    return kind(**words)
 
 
 def _resumed(run: Run, changed: dict[str, Any]) -> dict[str, Any]:
@@ -86,8 +108,8 @@ def _resumed(run: Run, changed: dict[str, Any]) -> dict[str, Any]:
         checks.refuse("--resume", "a run made by headway learn", f"{run.path}, made by another command",
                       "that command again, with another --out")
     for name, value in changed.items():
-        if name not in FREE and stored[name] != value:
-            checks.refuse(f"--{name.replace('_', '-')}", f"{stored[name]!r}, as the run began", repr(value),
+        if name not in FREE and stored.get(name) != value:
+            checks.refuse(f"--{name.replace('_', '-')}", f"{stored.get(name)!r}, as the run began", repr(value),
                           "leave it out, or headway learn EXAMPLES --out ANOTHER")
     return {**stored, **changed}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-METHODS = ("auto", "moments", "factors", "starts", "sculpt", "descent", "lbfgs")  # of learn()
+BASELINES = ("adam", "descent", "lbfgs")  # learners told the head count, which use all their seconds
+METHODS = ("auto", "moments", "factors", "starts", "sculpt", *BASELINES)  # of learn()
 SEARCHES = ("gauss-newton", "net")  # of method="sculpt"
 STARTS = ("zero", "signs", "balanced", "gaussian")  # of train()
 RULES = ("constant", "normalized", "polyak")

@@ -1,99 +1,171 @@
-"""Adam and L-BFGS from a random start: what people do today, kept as the baselines.
+"""Adam and L-BFGS from a random start: what people do today, as strong as we can make it.
 
-min over (Θ, u, W, c) of E‖Y − F(X)‖². Settings are chosen in bench/adam_tuning.py and bench/baselines.py, on seeds
-that no comparison uses.
+min over the unknowns of E‖Y − F(X)‖². Adam searches Θ_i and W_i themselves, or thin factors Θ_i = A_iB_iᵀ and
+W_i = V_iO_i where the size of the heads is told; L-BFGS the former. Settings are chosen in bench/adam_tuning.py and
+bench/baselines.py, on seeds that no comparison uses.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headway.core import attention
+from headway.core.examples import Examples
 from headway.learning.candidate import Candidate
-from headway.learning.source import Source, spaced
+from headway.learning.source import Frame, Source, spaced
+from headway.learning.starts.descent import (
+    SMALL,
+    Factors,
+    Step,
+    Table,
+    predict,
+    random_factors,
+    table_of,
+)
 
 Report = Callable[[float], None]
+Watch = Callable[[Tensor, Tensor, Tensor], bool]  # shown Θ, W and c; whether that is enough
+LOOK = 50  # steps between two reports
+HOLD = 0.15  # part of the budget before an exponential fall begins
+ROWS = {"cuda": 16_384, "cpu": 512}  # of a batch
 
 
-class _Batch:
-    """All working rows in one piece, in one precision."""
+@dataclass(frozen=True)
+class Setting:
+    """How Adam runs. The rate rises over ``warm`` steps and falls along a half cosine to zero; with ``last`` it is
+    held and then falls exponentially to that part of itself, which reaches more digits and, in float32, none that
+    count. ``white``: in whitened coordinates, else in plain ones (centred, divided by one number)."""
 
-    def __init__(self, source: Source, sequences: int, heads: int, dtype: torch.dtype) -> None:
-        problem = source.problem(spaced(source.fit, sequences), heads, dtype)
-        chunks = problem.chunks
-        self.X, self.Y = (torch.cat([getattr(c, name) for c in chunks]) for name in ("X", "Y"))
-        self.see = chunks[0].see
-        if self.see is not None and chunks[0].valid is not None:
-            self.see = torch.cat([c.see for c in chunks if c.see is not None])
-        self.valid = None
-        if chunks[0].valid is not None:
-            self.valid = torch.cat([c.valid for c in chunks if c.valid is not None])
-        self.equations = problem.equations
-        self.spread = problem.variation() / problem.equations
+    rate: float = 5e-3
+    steps: int = 3000
+    rows: int | None = None  # of a batch; None: by the device
+    warm: int = 0
+    last: float = 0.0
+    dtype: torch.dtype = torch.float32
+    fast: bool = True  # on a GPU, products in TF32
+    white: bool = False
 
-    def loss(self, parameters: list[Tensor], pick: Tensor | slice) -> Tensor:
-        """Mean square over the sequences picked."""
-        see = self.see if self.see is None or self.see.shape[0] == 1 else self.see[pick]
-        R = attention.forward(self.X[pick], parameters[0], parameters[1], parameters[2], see) - self.Y[pick]
-        if self.valid is None:
-            return R.square().mean()
-        valid = self.valid[pick]
-        return (R * valid).square().sum() / (valid.sum() * R.shape[2])
+    def rate_at(self, part: float, step: int) -> float:
+        """The rate when ``part`` of the budget is spent and ``step`` steps are made."""
+        rise = min(1.0, (step + 1) / max(self.warm, 1))
+        if not self.last:
+            return self.rate * rise * 0.5 * (1 + math.cos(math.pi * part))
+        return self.rate * rise * math.exp(math.log(self.last) * max(0.0, part - HOLD) / (1 - HOLD))
 
 
-def _start(source: Source, heads: int, scale: float, dtype: torch.dtype, seed: torch.Generator) -> list[Tensor]:
-    d, e = source.d, source.examples.out_width
-    Theta = scale / d * torch.randn(heads, d + 1, d, generator=seed)
-    W = torch.randn(heads, d, e, generator=seed) / math.sqrt(d * heads)
-    return [t.to(source.device, dtype).requires_grad_() for t in (Theta, W, torch.zeros(e))]
+TUNED = Setting()
 
 
-def descend(
+def adam(
     source: Source,
     heads: int,
+    setting: Setting = TUNED,
     *,
     seed: torch.Generator,
-    steps: int = 3000,
-    batch: int = 64,
-    rate: float = 3e-3,
-    target: float = 0.0,
+    size: int | None = None,
+    out_size: int | None = None,
     seconds: float | None = None,
     report: Report | None = None,
+    watch: Watch | None = None,
 ) -> Candidate:
-    """Adam on minibatches of the fitted sequences, in float32.
+    """Adam on random batches of the fitted sequences; on a GPU every step is one captured graph.
 
-    ``rate`` falls along a half cosine to zero over ``steps``, or over ``seconds`` where they are given: the whole
-    budget is used, whatever a step costs. With ``target`` the held-out error is looked at every 100 steps and the
-    run ends when it is below.
+    ``size`` is the number of columns of A_i and B_i, ``out_size`` that of V_i; without them Θ_i and W_i are
+    searched whole, which is faster where heads have full rank. The rate ends with ``setting.steps``, or with
+    ``seconds`` where they are given: the whole budget is used, whatever a step costs. ``watch`` is shown (Θ, W, c)
+    in working coordinates every 50 steps and ends the run with True.
     """
-    rows = _Batch(source, min(len(source.fit), source.most()), heads, torch.float32)
-    parameters = _start(source, heads, 0.5, torch.float32, seed)
-    adam = torch.optim.Adam(parameters, lr=rate, betas=(0.9, 0.99))
-    size = min(batch, len(source.fit))
+    assert source.frame is not None
+    own = source.frame
+    frame = own if setting.white else own.unwhitened()
+    index = spaced(source.fit, min(len(source.fit), source.most()))
+    table = table_of(source.seen_through(frame), index, setting.dtype)
+    begin = _unknowns(heads, table, size, out_size, seed)
+    k, device = table.X.shape[1], table.X.device
+    batch = min(len(table.X), max(8, (setting.rows or ROWS.get(device.type, ROWS["cpu"])) // k))
+    step = Step(table, _model, begin, batch, seed, fast=setting.fast)
+    spread = table.spread()
+
+    def working() -> tuple[Tensor, Tensor, Tensor]:
+        return _working(_merged([value.double() for value in step.now()]), own, frame)
+
     begun, done = time.perf_counter(), 0
     while True:
-        part = done / steps if seconds is None else (time.perf_counter() - begun) / seconds
+        part = done / setting.steps if seconds is None else (time.perf_counter() - begun) / seconds
         if part >= 1:
             break
-        adam.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * part))
-        pick = torch.randint(len(rows.X), (size,), generator=seed).to(source.device)
-        loss = rows.loss(parameters, pick)
-        adam.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        adam.step()
+        step.rate(setting.rate_at(part, done))
+        step.make()
         done += 1
-        if done % 100 == 0:
-            error = math.sqrt(float(loss.detach()) / rows.spread)
-            if report is not None:
-                report(error)
-            if error < 2 * target and source.error(source.select, *_plain(parameters)) <= target:
-                break
-    return _finished(source, parameters, rows, "limit", 2 * done)
+        if done % LOOK:
+            continue
+        error = math.sqrt(step.loss() / spread)
+        if report is not None:
+            report(error)
+        if watch is not None and watch(*working()):
+            break
+    fitted = math.sqrt(table.error(_model, step.now()) / spread)
+    return _finished(source, working(), fitted, table, 2 * done, size)
+
+
+def sizes(examples: Examples, rank: int | str | None) -> tuple[int | None, int | None]:
+    """``size`` and ``out_size`` for heads of this rank. Trained heads are as thin in W_i as in Θ_i; where a whole
+    W_i costs little, that is not presumed."""
+    d, e = examples.width, examples.out_width
+    if not isinstance(rank, int) or rank >= d:
+        return None, None
+    return rank, rank if d > SMALL and rank < e else None
+
+
+def _unknowns(
+    heads: int, table: Table, size: int | None, out_size: int | None, seed: torch.Generator
+) -> list[Tensor]:
+    """(Θ, W, c); with ``size`` (A, B, W, c); with ``out_size`` too (A, B, V, O, c)."""
+    d, e = table.X.shape[2], table.Y.shape[2]
+    Theta, W, c = _whole(heads, d, e, 0.5, seed)
+    if size is None:
+        return [part.to(table.X) for part in (Theta, W, c)]
+    thin = random_factors(heads, d, e, size, out_size or 1, seed, table.X.device)
+    return [part.to(table.X) for part in ((thin.A, thin.B, W, c) if out_size is None else thin.parts())]
+
+
+def _whole(heads: int, d: int, e: int, scale: float, seed: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    Theta = scale / d * torch.randn(heads, d + 1, d, generator=seed)
+    W = torch.randn(heads, d, e, generator=seed) / math.sqrt(d * heads)
+    return Theta, W, torch.zeros(e)
+
+
+def _merged(values: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """(Θ, W, c) from the unknowns, whichever they are."""
+    *parts, c = values
+    if len(parts) == 2:
+        return parts[0], parts[1], c
+    return parts[0] @ parts[1].mT, parts[2] if len(parts) == 3 else parts[2] @ parts[3], c
+
+
+def _model(X: Tensor, values: Sequence[Tensor], see: Tensor | None) -> Tensor:
+    """F(X). Products of thin factors are formed first where W_i is whole: its features cost as much anyway."""
+    if len(values) == 5:
+        return predict(X, Factors(*values), see)
+    return attention.forward(X, *_merged(values), see)
+
+
+def _working(
+    heads: tuple[Tensor, Tensor, Tensor], frame: Frame, given: Frame
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads found in the coordinates of ``given`` in those of ``frame``, which has the same centre."""
+    Theta, W, c = heads
+    if given is frame:
+        return heads
+    T = given.back @ frame.out
+    Theta = torch.cat([T.mT @ Theta[:, :-1], Theta[:, -1:]], dim=1) @ T
+    return Theta, T.mT @ W, c
 
 
 def lbfgs(
@@ -116,10 +188,9 @@ def lbfgs(
     """
     most = min(len(source.fit), source.most())
     sequences = min(sequences, most)
-    rows = _Batch(source, sequences, heads, torch.float64)
+    table = table_of(source, spaced(source.fit, sequences), torch.float64)
     begun, done = time.perf_counter(), 0
     best: tuple[float, list[Tensor]] | None = None
-    everything = slice(None)
 
     def late() -> bool:
         return seconds is not None and time.perf_counter() - begun >= seconds
@@ -127,55 +198,47 @@ def lbfgs(
     for j in range(starts if seconds is None else 10**6):
         if j and late():
             break
-        parameters = _start(source, heads, scale, torch.float64, seed)
+        parameters = [part.to(table.X).requires_grad_() for part in _whole(
+            heads, source.d, table.Y.shape[2], scale, seed)]
         solver = torch.optim.LBFGS(parameters, max_iter=20, history_size=history, line_search_fn="strong_wolfe",
                                    tolerance_change=1e-14, tolerance_grad=1e-14)
 
         def closure(
-            parameters: list[Tensor] = parameters, solver: torch.optim.LBFGS = solver, rows: _Batch = rows
+            parameters: list[Tensor] = parameters, solver: torch.optim.LBFGS = solver, table: Table = table
         ) -> Tensor:
             nonlocal done
             done += 1
             solver.zero_grad(set_to_none=True)
-            loss = rows.loss(parameters, everything)
+            loss = table.mean_square(_model(table.X, parameters, table.see) - table.Y)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
-        last = math.inf
+        last, spread = math.inf, table.spread()
         for _ in range(math.ceil(steps / 20)):
             loss = solver.step(closure)  # type: ignore[no-untyped-call]
-            error = math.sqrt(float(loss.detach()) / rows.spread)
+            error = math.sqrt(float(loss.detach()) / spread)
             if report is not None:
                 report(error)
             if error <= target or not error < 0.999 * last or late():
                 break
             last = error
-        found = _plain(parameters)
+        found = [part.detach() for part in parameters]
         held = source.error(source.select, *found)
         if best is None or not best[0] <= held:
             best = held, found
         if held <= 10 * target:
             break
-        if error < 0.05 and held > 0.5 and sequences < most:  # met by rote: more rows
+        if error < 0.05 and held > 0.5 and sequences < most:  # learned by heart: more rows
             sequences = min(4 * sequences, most)
-            rows = _Batch(source, sequences, heads, torch.float64)
+            table = table_of(source, spaced(source.fit, sequences), torch.float64)
     assert best is not None
-    return _finished(source, best[1], rows, "limit", 2 * done)
+    fitted = math.sqrt(table.error(_model, best[1]) / table.spread())
+    return _finished(source, _merged(best[1]), fitted, table, 2 * done)
 
 
-def _plain(parameters: list[Tensor]) -> list[Tensor]:
-    return [p.detach().double() for p in parameters]
-
-
-def _finished(source: Source, parameters: list[Tensor], rows: _Batch, reason: str, products: int) -> Candidate:
-    Theta, W, offset = _plain(parameters)
-    held = source.error(source.select, Theta, W, offset)
-    with torch.no_grad():
-        same = [p.detach() for p in parameters]
-        size = max(1, 1 << 22 >> max(1, (rows.X.shape[1] * Theta.shape[0]).bit_length()))
-        parts = [slice(i, i + size) for i in range(0, len(rows.X), size)]
-        weights = [len(rows.X[part]) if rows.valid is None else float(rows.valid[part].sum()) for part in parts]
-        total = sum(w * float(rows.loss([p.to(rows.X) for p in same], part)) for w, part in zip(
-            weights, parts, strict=True))
-    fitted = math.sqrt(total / sum(weights) / rows.spread)
-    return Candidate(Theta, W, offset, fitted, held, reason, len(rows.X), rows.equations, None, products)
+def _finished(
+    source: Source, heads: tuple[Tensor, Tensor, Tensor], fitted: float, table: Table, products: int,
+    rank: int | None = None,
+) -> Candidate:
+    held = source.error(source.select, *heads)
+    return Candidate(*heads, fitted, held, "limit", len(table.X), table.rows * table.Y.shape[2], rank, products)

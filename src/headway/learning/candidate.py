@@ -1,4 +1,4 @@
-"""A candidate: heads that explain the examples to some degree, and what is known about it. The pool: all of them."""
+"""A candidate: heads that explain the examples to some degree, and what is known of it. The pool: all of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Candidate:
     def of(cls, name: str, stage: Stage) -> Candidate:
         tensors, info = stage
         numbers: dict[str, Any] = {key: value for key, value in info.items() if key not in ("seconds", "curve")}
-        return cls(**{part: tensors[part] for part in PARTS}, **numbers, name=name)
+        return cls(tensors["Theta"], tensors["W"], tensors["offset"], **numbers, name=name)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a fit leaves, and what it rests on: does the residual depend on the inputs, are the heads determined, which
 labels are wrong?
 
-**Probes.** A probe asks whether the residuals r have a relation to the inputs of one kind: features φ of the inputs
+**Probes.** A probe asks whether the residuals r have a relation of one kind to the inputs: features φ of the inputs
 and coefficients B are taken from one half of the sequences, and on the other half
 
     t = Σ_s c_s,    c_s = Σ_a ⟨φ_a B, r_a⟩ over the rows a of sequence s,
@@ -246,4 +246,5 @@ def outliers(source: Source, best: Candidate, floor: float, index: np.ndarray) -
     """Of these sequences, those that the fit misses by far: more than rounding, and more than it misses the rest."""
     errors, spread = source.errors(index, best.Theta, best.W, best.offset)
     least = (100 * floor) ** 2 * spread / max(len(index), 1)
-    return index[far_out(errors, least)]
+    found: np.ndarray = index[far_out(errors, least)]
+    return found

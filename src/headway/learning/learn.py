@@ -1,7 +1,7 @@
 """learn(): from examples of F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ) X W_i + 1cᵀ to every Θ_i, u_i, W_i and c.
 
-The door: what was asked for is checked and resolved here, and the run it is kept in gets its identity. The way itself
-is a loop over candidates (loop.py) that a policy decides (policy.py) and a verdict closes (verdict.py).
+The door: what was asked for is checked and resolved here, and the run it is kept in gets its identity. The way
+itself is a loop over candidates (loop.py) that a policy decides (policy.py) and a verdict closes (verdict.py).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def learn(
     imposes it, None never. seconds: stop after about this long with the best fit so far (what a resumed run finds
     then depends on the clock).
 
-    The examples are split in three: a tenth (1,000 at most) chooses starts, counts and ranks; a twentieth (1,000 at
-    most) is looked at once, by the verdict; the rest is fitted. strict=True raises NotLearnedError unless the status
-    is ok. run: a folder that keeps the stages and the result; it belongs to these examples and settings, and others
-    are refused. An interrupted run goes on, one whose seconds ran out goes on for as many more, a finished one is
-    read back. progress: called with {"stage", "residual", "heads"}.
+    The examples are split in three: a tenth (1,000 at most) chooses starts, counts and ranks; a twentieth (1,000
+    at most) is looked at once, by the verdict; the rest is fitted. strict=True raises NotLearnedError unless the
+    status is ok. run: a folder that keeps the stages and the result; it belongs to these examples and settings, and
+    others are refused. An interrupted run goes on, one whose seconds ran out goes on for as many more, a finished
+    one is read back. progress: called with {"stage", "residual", "heads"}.
 
     >>> from headway.core.layer import AttentionLayer
     >>> from headway.core.sources import draw
@@ -81,9 +81,9 @@ def learn(
         fit = kept.fit()
     else:
         own = settings if isinstance(settings, Auto) else Auto()
-        loop = Loop(examples, Asked(
-            settings.method, wanted if isinstance(wanted, int) else None, rank, own.max_heads, own.starts, own.limit,
-            seconds, int(seed)), device, kept, progress)
+        asked = Asked(settings.method, wanted if isinstance(wanted, int) else None, rank, own.max_heads, own.starts,
+                      own.limit, seconds, int(seed))
+        loop = Loop(examples, asked, device, kept, progress)
         fit = replace(_learned(loop, settings), settings=options, seed=int(seed))
         if kept is not None:
             kept.finish(fit, examples.hashes())
@@ -113,11 +113,11 @@ def _baseline(loop: Loop) -> Candidate:
     def compute() -> Stage:
         if method == "lbfgs":
             rows = loop.facts.rows_for(m)
-            return baselines.lbfgs(loop.source, m, seed=draw, sequences=rows, seconds=left, report=loop.report).stage()
-        size, out_size = baselines.sizes(loop.examples, loop.asked.rank) if method == "adam" else (None, None)
-        setting = baselines.TUNED if method == "adam" else baselines.WHOLE
-        return baselines.adam(loop.source, m, setting, seed=draw, size=size, out_size=out_size, seconds=left,
-                              report=loop.report).stage()
+            return baselines.lbfgs(loop.source, m, seed=draw, sequences=rows, seconds=left,
+                                   report=loop.report).stage()
+        size, out_size = baselines.sizes(loop.examples, loop.asked.rank if method == "adam" else None)
+        return baselines.adam(loop.source, m, baselines.Setting(white=method == "descent"), seed=draw, size=size,
+                              out_size=out_size, seconds=left, report=loop.report).stage()
 
     return Candidate.of(method, loop.stage(method, compute, m))
 
@@ -130,7 +130,8 @@ def _check(
         checks.refuse("examples", "an Examples object", type(examples).__name__,
                       "headway.Examples(X, Y), or headway.ask(f, …) for a black box")
     if len(examples) < 3:
-        checks.refuse("examples", "at least 3 sequences: to fit, to choose by and to judge on", len(examples), "more")
+        checks.refuse("examples", "at least 3 sequences: to fit, to choose by and to judge on", len(examples),
+                      "more")
     first = examples.take(spaced(np.arange(len(examples)), min(256, len(examples))))
     checks.tokens(first.X, first.padding)
     checks.whole("seed", seed, 0)

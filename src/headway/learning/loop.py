@@ -1,7 +1,7 @@
 """The loop: the policy asks for an action, it is done as a named stage, the answer goes back.
 
-The only place with a clock. A stage is computed once and, with a run folder, read back ever after. Each has a random
-generator of its own, seeded by its name, so that a resumed run takes the same path.
+The only place with a clock. A stage is computed once and, with a run folder, read back ever after. Each has a
+random generator of its own, seeded by its name, so that a resumed run takes the same path.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from headway.learning.refine import refine_factors
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts import moments, random, unmix
 from headway.learning.starts.descent import Factors, descended, whitened
-from headway.linalg.projected import Problem, Rows, evaluate
+from headway.linalg.projected import Problem, evaluate
 from headway.runs.store import Run, Stage
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -81,8 +81,8 @@ class Loop:
         heads, n = self.asked.heads, len(self.source.fit)
         if heads is not None and self.size.floor(heads) > n:
             checks.refuse(
-                "heads", f"a count that {n} sequences (after {len(self.examples) - n} kept for choosing and judging) "
-                f"can determine: at most {self.size.most_heads(n)}",
+                "heads", f"a count that {n} sequences (after {len(self.examples) - n} kept for choosing and "
+                f"judging) can determine: at most {self.size.most_heads(n)}",
                 f"{heads}, with {self.size.unknowns(heads)} unknowns",
                 f"at least {self.size.floor(heads)} sequences, three times that to be safe; or rank=r if the rank "
                 "is known")
@@ -310,7 +310,8 @@ class Loop:
         if action.grow in self.spans:
             return 2.0 * self.spans[action.grow][:1].to(Theta)
         draw = torch.randn(1, *Theta.shape[1:], generator=self.generator(action.name), dtype=torch.float64)
-        return (draw / draw.norm()).to(Theta)
+        found: Tensor = (draw / draw.norm()).to(Theta)
+        return found
 
     def _merged(self, name: str) -> Tensor | None:
         """Θ with equal heads made one and empty ones left out: a guess, believed if it meets the examples too."""
@@ -346,6 +347,3 @@ class Loop:
         if info["set_aside"]:
             self.source = self.source.without(np.array(info["set_aside"], dtype=np.int64))
         return len(info["set_aside"])
-
-    def stream(self, index: np.ndarray, heads: int) -> Iterable[Rows]:
-        return self.source.stream(index, heads, torch.float32)

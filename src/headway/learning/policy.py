@@ -1,13 +1,13 @@
 """What to do next: from numbers alone, without solving anything, drawing anything or looking at a clock.
 
 ``plan`` is a generator: it yields actions, is sent what each found, and returns the candidate to judge. So it reads
-from top to bottom like the procedure it is, can be run against made-up answers in a test, and has no state but its
-own local names. Every threshold is a field of ``Rules``; what each buys is measured by bench/rules.py.
+from top to bottom like the procedure it is, and can be run against made-up answers in a test. Every threshold is a
+field of ``Rules``; what each buys is measured by bench/rules.py.
 
 The order of events. Where the inputs call for it, descent on factors, pruned and refined. Otherwise the span of the
 Θ_i by moments if there are rows enough, the heads inside it, Gauss–Newton to the floor; or random starts. What is
-left on other sequences decides: sequences set aside whose labels are wrong, further starts, one more head, one fewer,
-all rows.
+left on other sequences decides: sequences set aside whose labels are wrong, further starts, one more head, one
+fewer, all rows.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Plan:
         for rung in self.ladder():
             if rung.decay and not by_heart:
                 continue
-            found = yield Descend(f"descent-{rung.name}", rung)
+            found: Seen = yield Descend(f"descent-{rung.name}", rung)
             by_heart = found.reason == "by heart"
             if found.error > self.rules.promising:
                 continue
@@ -250,10 +250,12 @@ class _Plan:
         if best.name in tried:
             return tried[best.name]
         if best.error < 1.0 or best.name not in by_heart or not self.exhausted(m):
-            return (yield self.polish(f"polish-{best.name}", best.name, limit))
+            found = yield self.polish(f"polish-{best.name}", best.name, limit)
+            return found
         # Worse than nothing on other rows, and no more rows to be had: a long polish would not mend that.
         short = limit if limit is not None else min(self.facts.limit, self.rules.short)
-        return (yield self.polish(f"polish-{best.name}", best.name, short))
+        found = yield self.polish(f"polish-{best.name}", best.name, short)
+        return found
 
     def exhausted(self, m: int) -> bool:
         """Whether a solve takes about all the rows there are."""
@@ -278,7 +280,9 @@ class _Plan:
         """One more head, started from what the others leave."""
         if self.moments:
             yield Span(f"{name}-span", best.name)
-        return (yield Polish(name, best.name, self.times, grow=f"{name}-span" if self.moments else "random"))
+        found: Seen = yield Polish(
+            name, best.name, self.times, grow=f"{name}-span" if self.moments else "random")
+        return found
 
     def pruned(self, best: Seen) -> Steps[Seen]:
         """Fewer heads as long as other sequences do not object."""

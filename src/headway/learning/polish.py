@@ -20,8 +20,8 @@ from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import NEAR, Free, Solution, gauss_newton
 from headway.learning.shapes import Factored, Full, Shape
 from headway.learning.source import Source, spaced
-from headway.learning.thin import Thin, ThinModel
 from headway.learning.starts.unmix import WIDE
+from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import evaluate
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}

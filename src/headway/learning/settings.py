@@ -1,7 +1,7 @@
 """A learner's own settings: small frozen objects, one for each method of learn().
 
-``learn(data, method=Moments(starts=12))`` is the learner with these settings; ``method="moments"`` takes the defaults.
-A setting that a learner does not have is refused.
+``learn(data, method=Moments(starts=12))`` is the learner with these settings; ``method="moments"`` takes the
+defaults. A setting that a learner does not have is refused.
 """
 
 from __future__ import annotations
@@ -93,8 +93,15 @@ class Sculpt(Auto):
 
 
 @dataclass(frozen=True)
+class Adam(Settings):
+    """Adam on thin factors if ``rank`` is told, else on whole Θ_i and W_i, in plain coordinates: a baseline."""
+
+    method: ClassVar[str] = "adam"
+
+
+@dataclass(frozen=True)
 class Descent(Settings):
-    """Adam on whole Θ_i and W_i: a baseline."""
+    """Adam on whole Θ_i and W_i in whitened coordinates: a baseline."""
 
     method: ClassVar[str] = "descent"
 
@@ -107,13 +114,11 @@ class Lbfgs(Settings):
 
 
 LEARNERS: dict[str, type[Settings]] = {
-    kind.method: kind for kind in (Auto, Moments, Factors, Starts, Sculpt, Descent, Lbfgs)}
+    kind.method: kind for kind in (Auto, Moments, Factors, Starts, Sculpt, Adam, Descent, Lbfgs)}
 
 
 def resolved(method: str | Settings) -> Settings:
     """Settings from a name or from themselves."""
     if isinstance(method, Settings):
         return method
-    if isinstance(method, type) and issubclass(method, Settings):
-        return method()
     return LEARNERS[checks.choice("method", method, METHODS)]()

@@ -1,7 +1,7 @@
 """The examples as the learner sees them: split into fit, select and judge, in working coordinates.
 
-*fit* is fitted; *select* chooses starts, counts, ranks and rows; *judge* is read once, by the verdict. Sequences that
-occur more than once are all in the same part. Sequences whose labels stand far out in size are set aside at first.
+*fit* is fitted; *select* chooses starts, counts, ranks and rows; *judge* is read once, by the verdict. Sequences
+that occur more than once are all in the same part. Those whose labels stand far out in size are set aside at first.
 
 Working coordinates z are centred and white: x = μ + Lz. A layer in x is one in z with Θ_z = LᵀΘL,
 u_z = Lᵀ(Θᵀμ + u), W_z = LᵀW, c_z = c + ΣW_iᵀμ; and back with L⁺ in place of L. Directions the tokens never
@@ -249,8 +249,8 @@ def _standing_out(sizes: np.ndarray) -> np.ndarray:
 
 
 def _scattered(n: int, count: int) -> np.ndarray:
-    """``count`` of n, one drawn from each of as many equal pieces: a sorted file is sampled throughout, and one with
-    a period is not met at the same place each time."""
+    """``count`` of n, one drawn from each of as many equal pieces: a sorted file is sampled throughout, and one
+    with a period is not met at the same place each time."""
     edges = np.linspace(0, n, count + 1).astype(np.int64)
     at: np.ndarray = np.random.default_rng(0).integers(edges[:-1], edges[1:])
     return at

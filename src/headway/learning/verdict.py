@@ -135,8 +135,8 @@ def _tail(loop: Loop, outliers: int) -> str:
     blind = loop.examples.width - loop.source.d
     tail = ""
     if outliers:
-        tail += (f" {outliers} of {len(loop.examples)} sequences have labels that stand far out; they were set aside "
-                 "and are named in the trace.")
+        tail += (f" {outliers} of {len(loop.examples)} sequences have labels that stand far out; they were set "
+                 "aside and are named in the trace.")
     if blind:
         tail += f" {blind} of {loop.examples.width} token directions are never visited and stay unidentified."
     return tail

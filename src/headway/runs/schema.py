@@ -125,7 +125,8 @@ NUMBERS = listed(NUMBER)
 OPTIONS = {
     "heads": either(WHOLE, one_of("auto")), "method": one_of(*METHODS), "rank": either(WHOLE, one_of("auto", None)),
     "seconds": either(NUMBER, one_of(None)), "seed": WHOLE, "device": either(TEXT, one_of(None))}
-OWN = {"search": one_of(*SEARCHES), "polish": FLAG, "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE}  # of a learner
+# Settings of one learner or another.
+OWN = {"search": one_of(*SEARCHES), "polish": FLAG, "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE}
 CONFIG = record({"kind": one_of(RUN)}, {
     "command": TEXT, "examples": TEXT, "digest": _hex, "options": record(OPTIONS, OWN),
     "more": record({}, {"truth": _hex, "thresholds": mapping(_anything)}), "hidden_heads": WHOLE,

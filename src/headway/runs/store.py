@@ -25,6 +25,7 @@ from torch import Tensor
 from headway.core import checks
 from headway.core.files import read_json, read_tensors, regular, write_json, write_tensors
 from headway.core.layer import AttentionLayer, load_layer, save_layer
+from headway.core.names import BASELINES
 from headway.core.results import Certificate, Claim, Fit, Status
 from headway.runs import schema
 from headway.runs.schema import FILES, FREE
@@ -249,7 +250,7 @@ class Run:
 
 def _fixed(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that make a run what it is: for the baselines, which use all their seconds, these too."""
-    free = FREE if options["method"] not in ("descent", "lbfgs") else ("device",)
+    free = FREE if options["method"] not in BASELINES else ("device",)
     return {name: value for name, value in options.items() if name not in free}
 
 

@@ -15,7 +15,7 @@ lowered to zero over half as many steps again, so that nobody has to know in adv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -32,7 +32,9 @@ RISE = 100  # steps over which the rate rises to its value
 LOOK = 100  # steps between two looks at other sequences
 STEPS = 6000  # at most
 WIDE = 128  # width from which the rate is lower and a batch larger
+SMALL = 32  # width up to which projections of full rank cost little
 ROWS = {"cuda": 16_384, "cpu": 2_048}  # of a batch
+Model = Callable[[Tensor, Sequence[Tensor], Tensor | None], Tensor]  # F(X) from X, the unknowns and what is seen
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,25 @@ class Table:
         if self.valid is None:
             return R.square().mean()
         return (R * self.valid).square().sum() / (self.valid.sum() * R.shape[2]).clamp_min(1)
+
+    @property
+    def rows(self) -> int:
+        """Rows that count."""
+        return self.Y.shape[0] * self.Y.shape[1] if self.valid is None else int(self.valid.sum())
+
+    def spread(self) -> float:
+        """Mean square of the labels about their mean: what a constant would leave."""
+        Y = self.Y.flatten(0, 1) if self.valid is None else self.Y[self.valid.squeeze(2) > 0]
+        return float((Y.double() - Y.double().mean(0)).square().mean())
+
+    @torch.no_grad()
+    def error(self, model: Model, values: Sequence[Tensor], sequences: int = 512) -> float:
+        """Mean square error of a model, in pieces that fit."""
+        total = 0.0
+        for at in torch.split(torch.arange(len(self.X), device=self.X.device), sequences):
+            part = self.pick(at)
+            total += part.rows * float(part.mean_square(model(part.X, values, part.see) - part.Y))
+        return total / self.rows
 
 
 def random_factors(
@@ -135,9 +156,8 @@ def descend(
     device = fit.X.device
     k = fit.X.shape[1]
     size = min(len(fit.X), max(8, (rows or ROWS.get(device.type, ROWS["cpu"])) // k))
-    spread = float(_spread(select))
-    spread_fit = float(_spread(fit))
-    step = _Step(fit, begin, size, generator, decay, captured=device.type == "cuda")
+    spread, spread_fit = select.spread(), fit.spread()
+    step = Step(fit, _model, begin.parts(), size, generator, decay=decay)
     curve: list[tuple[int, float, float]] = []
     best, best_at, ending, done, reason = math.inf, 0, 0, 0, "limit"
     begun_at = 0
@@ -153,7 +173,7 @@ def descend(
         done += 1
         if done % LOOK:
             continue
-        error = math.sqrt(_error(select, step.factors) / spread)
+        error = math.sqrt(select.error(_model, step.values) / spread)
         batch = math.sqrt(step.loss() / spread_fit)
         curve.append((done, batch, error))
         try:
@@ -178,53 +198,40 @@ def descend(
         else:
             continue
         ending, begun_at = max(3 * LOOK, done // 2 // LOOK * LOOK), done
-    final = step.factors
-    error = math.sqrt(_error(select, final) / spread)
-    return Descended(final, error, math.sqrt(step.loss() / spread_fit), done, reason, tuple(curve))
+    error = math.sqrt(select.error(_model, step.values) / spread)
+    return Descended(Factors(*step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason, tuple(curve))
 
 
-def _spread(table: Table) -> float:
-    if table.valid is None:
-        Y = table.Y.flatten(0, 1).double()
-        return float((Y - Y.mean(0)).square().mean())
-    Y = table.Y[table.valid.squeeze(2) > 0].double()
-    return float((Y - Y.mean(0)).square().mean())
+def _model(X: Tensor, values: Sequence[Tensor], see: Tensor | None) -> Tensor:
+    return predict(X, Factors(*values), see)
 
 
-@torch.no_grad()
-def _error(table: Table, f: Factors, sequences: int = 512) -> float:
-    """Mean square error in pieces that fit."""
-    total = rows = 0.0
-    for at in torch.split(torch.arange(len(table.X), device=table.X.device), sequences):
-        part = table.pick(at)
-        weight = float(at.numel()) if part.valid is None else float(part.valid.sum())
-        total += weight * float(part.mean_square(predict(part.X, f, part.see) - part.Y))
-        rows += weight
-    return total / rows
-
-
-class _Step:
-    """One step of Adam on a random batch; on a GPU a captured graph."""
+class Step:
+    """One step of Adam on a random batch, in the precision of the table; on a GPU a captured graph, with ``fast``
+    products in TF32."""
 
     def __init__(
-        self, table: Table, begin: Factors, size: int, generator: torch.Generator, decay: float, captured: bool
+        self, table: Table, model: Model, begin: Sequence[Tensor], size: int, generator: torch.Generator, *,
+        decay: float = 0.0, fast: bool = True,
     ) -> None:
-        self.table, self.size, self.generator = table, size, generator
-        self.values = [part.detach().clone().float().requires_grad_() for part in begin.parts()]
+        self.table, self.model, self.size, self.generator = table, model, size, generator
+        self.values = [part.detach().clone().to(table.X).requires_grad_() for part in begin]
         device = table.X.device
+        captured = device.type == "cuda"
+        eps = 1e-8 if table.X.dtype == torch.float32 else 1e-20  # below the gradients at the floor
         self.index = torch.zeros(size, dtype=torch.long, device=device)
         self.speed = torch.zeros((), device=device)
         self.last = torch.zeros((), device=device)
         self.adam = torch.optim.AdamW(self.values, lr=self.speed if captured else 0.0, betas=(0.9, 0.99),
-                                      weight_decay=decay, capturable=captured)
+                                      eps=eps, weight_decay=decay, capturable=captured, fused=not captured)
         self.order = torch.empty(0, dtype=torch.long)
         self.graph: torch.cuda.CUDAGraph | None = None
         if captured:
-            self._capture()
+            self._capture(fast)
 
-    @property
-    def factors(self) -> Factors:
-        return Factors(*(value.detach().clone() for value in self.values))
+    def now(self) -> list[Tensor]:
+        """The unknowns as they are, apart from those that further steps change."""
+        return [value.detach().clone() for value in self.values]
 
     def rate(self, value: float) -> None:
         if self.graph is None:
@@ -250,14 +257,14 @@ class _Step:
         part = self.table.pick(self.index)
         for value in self.values:
             value.grad = None
-        loss = part.mean_square(predict(part.X, Factors(*self.values), part.see) - part.Y)
+        loss = part.mean_square(self.model(part.X, self.values, part.see) - part.Y)
         loss.backward()  # type: ignore[no-untyped-call]
         self.adam.step()
         self.last.copy_(loss.detach())
 
-    def _capture(self) -> None:
+    def _capture(self, fast: bool) -> None:
         """Three steps at rate zero to settle what is allocated, then one that is recorded."""
-        with fast_products(self.index.device):
+        with fast_products(self.index.device, fast):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -286,16 +293,16 @@ def descended(
 
 def tables(source: Source, most: int | None = None) -> tuple[Table, Table]:
     """Sequences to fit and to look at, in plain coordinates: centred, divided by one number."""
-    count = min(len(source.fit), source.most(), most or len(source.fit))
-    return tuple(  # type: ignore[return-value]
-        _table(source, index) for index in (spaced(source.fit, count), spaced(
-            source.select, min(len(source.select), 1000))))
-
-
-def _table(source: Source, index: np.ndarray) -> Table:
     assert source.frame is not None
     plain = source.seen_through(source.frame.unwhitened())
-    parts = list(plain.stream(index, 1, torch.float32))
+    count = min(len(source.fit), source.most(), most or len(source.fit))
+    return (table_of(plain, spaced(source.fit, count)),
+            table_of(plain, spaced(source.select, min(len(source.select), 1000))))
+
+
+def table_of(source: Source, index: np.ndarray, dtype: torch.dtype = torch.float32) -> Table:
+    """These sequences in one piece, in the coordinates of the source."""
+    parts = list(source.stream(index, 1, dtype))
     see = parts[0].see
     if see is not None and see.shape[0] > 1:
         see = torch.cat([part.see for part in parts if part.see is not None])

@@ -162,8 +162,8 @@ def find(
     source: Source, generator: torch.Generator, *, heads: int | None, most: int,
     left: Callable[[Rows], Rows] | None = None,
 ) -> tuple[Moments, int, float, int]:
-    """Moments of the labels, or of what ``left`` leaves of them, on as many rows as make the gap clear: with the head
-    count, the gap and the sequences used."""
+    """Moments of the labels, or of what ``left`` leaves of them, on as many rows as make the gap clear: with the
+    head count, the gap and the sequences used."""
     d = source.d
     L = 4 if left is not None else 8 if heads is None else heads + 4
     count = min(len(source.fit), max(256, math.ceil(8 * d * d / source.examples.length)))
