@@ -15,18 +15,27 @@ if TYPE_CHECKING:
     from headway.core.results import Certificate, Claim, Fit, NotLearnedError, Status, Verdict
     from headway.core.sources import ask, draw
     from headway.learning import learn
+    from headway.learning.settings import Adam, Auto, Descent, Factors, Lbfgs, Moments, Sculpt, Starts
 
 __version__ = "0.1.0"
 __all__ = [
+    "Adam",
     "AttentionLayer",
+    "Auto",
     "Certificate",
     "Claim",
     "Comparison",
+    "Descent",
     "Examples",
+    "Factors",
     "Fit",
     "InputError",
+    "Lbfgs",
     "Match",
+    "Moments",
     "NotLearnedError",
+    "Sculpt",
+    "Starts",
     "Status",
     "Verdict",
     "ask",
@@ -48,7 +57,9 @@ _HOME = {
     "ask": "core.sources", "certify": "certificates",
     "compare": "core.match", "draw": "core.sources", "from_checkpoint": "core.convert",
     "from_torch": "core.convert", "from_weights": "core.convert", "learn": "learning", "match": "core.match",
-    "to_torch": "core.convert"}
+    "to_torch": "core.convert",
+    **dict.fromkeys(("Adam", "Auto", "Descent", "Factors", "Lbfgs", "Moments", "Sculpt", "Starts"),
+                    "learning.settings")}
 _ROOMS = ("certificates", "core", "hardness", "learning", "linalg", "racing", "report", "runs", "sculpting",
           "training")
 

@@ -91,8 +91,8 @@ def _learner(words: dict[str, Any]) -> Settings:
     for name in words:
         if name not in known:
             users = [method for method, one in LEARNERS.items() if name in [field.name for field in fields(one)]]
-            checks.refuse(f"--{name.replace('_', '-')}", f"nothing with --method {kind.method}, which does not use it",
-                          repr(words[name]), f"leave it out, or --method {' or '.join(users)}")
+            checks.refuse(f"--{name.replace('_', '-')}", f"nothing with --method {kind.method}, which has no such "
+                          "setting", repr(words[name]), f"leave it out, or --method {' or '.join(users)}")
     if "truth" in words:
         words["truth"] = load_layer(words["truth"])
     return kind(**words)

@@ -1,14 +1,14 @@
 """What a fit leaves, and what it rests on: does the residual depend on the inputs, are the heads determined, which
 labels are wrong?
 
-**Probes.** A probe asks whether the residuals r have a relation of one kind to the inputs: features φ of the inputs
-and coefficients B are taken from one half of the sequences, and on the other half
+**Probes.** A probe asks whether the residuals r have a relation of one kind to the inputs: features φ of the
+inputs and coefficients B are taken from one half of the sequences, and on the other half
 
     t = Σ_s c_s,    c_s = Σ_a ⟨φ_a B, r_a⟩ over the rows a of sequence s,
 
-is compared with Σ_s ±c_s for random signs. If r, given the inputs, is as likely as −r (noise of any size, which may
-depend on the inputs), then t is as likely to be the largest as any other: an exact test, whatever the features. Each
-probe gives the part of the sign patterns that reach t; with J probes together the residual is said to depend on the
+is compared with Σ_s ±c_s for random signs. If r, given the inputs, is as likely as −r (noise of any size, which
+may depend on the inputs), then t is as likely to be the largest as any other: an exact test, whatever the features.
+Each probe gives the part of the sign patterns that reach t; with J probes the residual is said to depend on the
 inputs if one part is at most LEVEL/J.
 
 The residuals are those of the rows fitted: there the error of the estimate itself leaves no trace, to first order.
@@ -243,7 +243,7 @@ def far_out(squares: np.ndarray, least: float) -> np.ndarray:
 
 
 def outliers(source: Source, best: Candidate, floor: float, index: np.ndarray) -> np.ndarray:
-    """Of these sequences, those that the fit misses by far: more than rounding, and more than it misses the rest."""
+    """Of these sequences, those the fit misses by far: more than rounding, and more than it misses the rest."""
     errors, spread = source.errors(index, best.Theta, best.W, best.offset)
     least = (100 * floor) ** 2 * spread / max(len(index), 1)
     found: np.ndarray = index[far_out(errors, least)]
