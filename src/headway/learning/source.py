@@ -27,7 +27,7 @@ from headway.linalg.projected import Problem, Rows
 
 SELECT, JUDGE, MOST = 0.1, 0.05, 1000  # parts of the sequences, and the most of either
 CHECKED = 65_536  # sequences among which repeats and labels that stand out are looked for
-OUT, FEW = 20.0, 0.1  # times the median size of labels that stands out, and the part of them that may
+OUT, FEW = 20.0, 0.06  # times the median size of labels that stands out, and the part of them that may
 FRAME_SEQUENCES = 16384
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 FAR = 1e3  # deviations from zero beyond which labels are centred
