@@ -28,7 +28,7 @@ from headway.core import attention
 from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import least_curvature
 from headway.learning.shapes import Full
-from headway.learning.source import Source, spaced
+from headway.learning.source import Source, far_out, spaced
 from headway.learning.starts import moments
 from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
@@ -38,9 +38,6 @@ FLIPS = 4999  # random signs
 ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
 CURVED = 128  # random features of a probe for anything nonlinear
 SHARP = 256  # features at most of a probe for other rules of the scores
-STANDS_OUT = 4.0  # times the median error of a sequence
-GAP = 1.25  # ratio by which errors that stand out are apart from the others
-FEW = 0.06  # part of the sequences that may stand out
 MOST = 0.5  # part of the squared error that those which stand out must carry
 FLAT = 1e-9  # curvature, relative, below which a direction of Θ is not determined
 
@@ -276,25 +273,10 @@ def standing_out(source: Source, best: Candidate) -> np.ndarray:
     if len(index) > 65_536:
         index = spaced(index, 65_536)
     errors, _ = source.errors(index, best.Theta, best.W, best.offset)
-    far = far_out(errors, 0.0)
+    far = far_out(errors)
     if not far.any() or errors[far].sum() < MOST * errors.sum():
         return index[:0]
     return np.sort(index[far])
-
-
-def far_out(squares: np.ndarray, least: float) -> np.ndarray:
-    """Which squared errors stand out from the others, and are above ``least``; none if they are too many."""
-    none = np.zeros(len(squares), dtype=bool)
-    bound = max(STANDS_OUT**2 * float(np.median(squares)), least)
-    order = np.sort(squares)
-    first = int(np.searchsorted(order, bound, side="right"))
-    if first == len(order) or first == 0:
-        return none
-    # Where errors of right sequences end there is a gap; a tail that goes on and on has none.
-    ratios = order[first:] / np.maximum(order[first - 1 : -1], bound / STANDS_OUT**2)
-    widest = int(ratios.argmax())
-    far: np.ndarray = squares >= order[first + widest]
-    return far if far.mean() <= FEW and float(ratios[widest]) >= GAP**2 else none
 
 
 def outliers(source: Source, best: Candidate, floor: float, index: np.ndarray) -> np.ndarray:

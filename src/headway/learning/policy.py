@@ -411,9 +411,9 @@ class _Plan:
         return best
 
     def search(self, best: Seen) -> Steps[Seen]:
-        """A wrong basin is left by starting afresh, more often, with a head more or fewer."""
+        """A wrong basin is left by starting afresh, more often, with a head more too."""
         here = best.heads
-        for m in (here, here + 1, here - 1, here + 2):
+        for m in (here, here + 1):
             if m < 1 or not self.facts.within(m):
                 continue
             best = better(best, (yield from self.restart(m, self.more(m), self.rules.search_agree)))
@@ -424,4 +424,4 @@ class _Plan:
     def more(self, m: int) -> range:
         """Further random starts, fewer of them where one costs much."""
         starts = self.facts.starts
-        return range(starts, starts + max(2, min(2 * starts, 2000 // (m * self.facts.size.d))))
+        return range(starts, starts + max(2, min(starts, 2000 // (m * self.facts.size.d))))

@@ -108,7 +108,7 @@ def status(
                       f"{error:.2e} of their spread is left {on}.{tail}", {**numbers, "residual_floor": error})
     if best.reason == "time" and structured:
         return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. What is left depends on the "
-                      "inputs: more seconds may find more heads, or the labels are not those of such a layer." + tail,
+                      "inputs: more seconds may find more heads, or it is not the output of such a layer." + tail,
                       numbers)
     if best.reason == "time":
         return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. Raise seconds.{tail}", numbers)
