@@ -38,7 +38,7 @@ FLIPS = 4999  # random signs
 ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
 CURVED = 128  # random features of a probe for anything nonlinear
 SHARP = 256  # features at most of a probe for other rules of the scores
-MOST = 0.5  # part of the squared error that those which stand out must carry
+MOST = 0.1  # part of the squared error that those which stand out must carry
 FLAT = 1e-9  # curvature, relative, below which a direction of Θ is not determined
 
 CAUSES = {  # what labels that are no layer's may be, and what to do about it

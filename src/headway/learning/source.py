@@ -27,7 +27,7 @@ from headway.linalg.projected import Problem, Rows
 
 SELECT, JUDGE, MOST = 0.1, 0.05, 1000  # parts of the sequences, and the most of either
 CHECKED = 65_536  # sequences among which repeats and labels that stand out are looked for
-STANDS_OUT = 4.0  # times the median error of a sequence
+STANDS_OUT = 3.0  # times the median error of a sequence
 LARGE = 6.0  # times the median size of labels
 GAP = 1.25  # ratio by which what stands out is apart from the rest
 FEW = 0.06  # part of the sequences that may stand out
