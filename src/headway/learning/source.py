@@ -236,8 +236,10 @@ def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarr
     prints, sizes = [], []
     for at in np.array_split(index, math.ceil(len(index) / 1024)):
         part = examples.take(at)
-        bits = (part.X + 0).contiguous().view(INTEGERS[part.X.element_size()]).flatten(1)  # −0 counts as 0
-        prints.append((bits.long() * odd.to(bits.device)).sum(1).cpu().numpy())
+        bits = (part.X + 0).contiguous().view(INTEGERS[part.X.element_size()]).flatten(1).long()  # −0 counts as 0
+        for shift in (20, 40, 52):  # round numbers have their bits at the top, where products lose them
+            bits = bits ^ (bits >> shift)
+        prints.append((bits * odd.to(bits.device)).sum(1).cpu().numpy())
         Y = part.Y.double() - middle
         rows = Y.square().mean(2)
         if part.padding is not None:
