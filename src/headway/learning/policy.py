@@ -208,7 +208,7 @@ class _Plan:
                 continue
             found: Seen = yield Descend(f"descent-{rung.name}", rung)
             by_heart = found.reason == "by heart"
-            if found.error > self.rules.promising:
+            if not found.error <= self.rules.promising:  # nor where it came to nothing at all
                 continue
             best = better(best, (yield Refine(f"refine-{rung.name}", found.name, rung.heads)))
             if best.error < self.rules.fitted:
