@@ -56,6 +56,11 @@ class Record:
         return "+".join([base[:7], *changes])
 
 
+def kept(name: str) -> bool:
+    """Whether the measurement has been made."""
+    return (RESULTS / f"{name}.json").exists()
+
+
 def upto(values: Iterable[float] | float) -> str:
     """A bound that holds: one digit, rounded up."""
     largest = values if isinstance(values, float) else max(values)

@@ -2,7 +2,7 @@
 
     python docs/figure.py [FILE]
 
-Adam, with the settings it is shipped with, is told the number of heads; the learner is told nothing.
+Adam is told the number of heads and has the best of several budgets; the learner is told nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from headway.report.figures import plot_heads, save
 from headway.runs.traces import COLOURS, residuals
 
 HEADS, WIDTH, COUNT = 4, 32, 4000
+BUDGETS = (0.5, 1.0, 2.0, 4.0)  # seconds; the first with which Adam comes below 1e-6 is shown
 
 
 def main() -> None:
@@ -29,7 +30,10 @@ def main() -> None:
     fit = hw.learn(data)
     match = hw.match(fit.layer, truth)
     assert match.worst < 1e-12
-    adam = hw.learn(data, heads=HEADS, method="descent")
+    for seconds in BUDGETS:
+        adam = hw.learn(data, heads=HEADS, method="adam", seconds=seconds)
+        if adam.stats["held_out_error"] < 1e-6:
+            break
     axes = plt.subplots(1, 3, figsize=(11.5, 3.3), layout="constrained", width_ratios=(1, 1, 1.35))[1]
     plot_heads(fit, match.order[0], ax=axes[0]).set_title("Θ of a head, learned", fontsize=10)
     known = hw.Fit(truth, fit.status, fit.stats, fit.trace)
