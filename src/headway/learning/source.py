@@ -234,7 +234,9 @@ def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarr
     for at in np.array_split(index, math.ceil(len(index) / 1024)):
         part = examples.take(at)
         bits = (part.X + 0).contiguous().view(INTEGERS[part.X.element_size()]).flatten(1)  # −0 counts as 0
-        prints.append((bits.long() * odd.to(bits.device)).sum(1).cpu().numpy())
+        bits = bits.long()
+        bits = bits ^ (bits >> 52 & 0xFFF)  # signs among the low bits too: an odd number times 2⁶³ is 2⁶³
+        prints.append((bits * odd.to(bits.device)).sum(1).cpu().numpy())
         Y = part.Y.double() - middle
         rows = Y.square().mean(2)
         if part.padding is not None:
