@@ -48,6 +48,14 @@ class Start:
     number: int = 0
     base: str | None = None
     times: int = 1  # the usual rows
+    own: bool = False  # beside a linear function of the row's own token
+
+
+@dataclass(frozen=True)
+class Glance:
+    """Do the labels, as they stand, show what they are? Answered with a word of evidence.CAUSES, or none."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -122,5 +130,5 @@ class SetAside:
     base: str
 
 
-Action = Span | Unmix | Start | Polish | Descend | Refine | Probe | Spare | SetAside
-Answer = Spanned | Unmixed | Seen | bool | int
+Action = Glance | Span | Unmix | Start | Polish | Descend | Refine | Probe | Spare | SetAside
+Answer = Spanned | Unmixed | Seen | bool | int | str

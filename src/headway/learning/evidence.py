@@ -28,7 +28,7 @@ from headway.core import attention
 from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import least_curvature
 from headway.learning.shapes import Full
-from headway.learning.source import Source, spaced
+from headway.learning.source import Source, far_out, spaced
 from headway.learning.starts import moments
 from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
@@ -37,10 +37,17 @@ LEVEL = 0.01  # chance that pure noise is said to depend on the inputs
 FLIPS = 4999  # random signs
 ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
 CURVED = 128  # random features of a probe for anything nonlinear
-STANDS_OUT = 4.0  # times the median error of a sequence
-FEW = 0.1  # part of the sequences that may stand out
-MOST = 0.5  # part of the squared error that those which stand out must carry
+SHARP = 256  # features at most of a probe for other rules of the scores
+MOST = 0.1  # part of the squared error that those which stand out must carry
 FLAT = 1e-9  # curvature, relative, below which a direction of Θ is not determined
+
+CAUSES = {  # what labels that are no layer's may be, and what to do about it
+    "token": "They are a linear function of the token in the same row: no attention shows in them.",
+    "causal": "The first row depends on its own token alone, as it does under a causal mask: try "
+              "Examples(X, Y, mask='causal').",
+    "around": "A layer and a linear function of the row's own token together explain them, as if a connection "
+              "around the layer had been captured with it: try labels without it (Y - X).",
+}
 
 Features = Callable[[Rows], Tensor]
 
@@ -50,6 +57,28 @@ def left_over(rows: Rows, taken: Candidate) -> Rows:
     Theta, W, offset = (t.to(rows.X) for t in (taken.Theta, taken.W, taken.offset))
     R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
     return replace(rows, Y=R if rows.valid is None else R * rows.valid)
+
+
+def glance(source: Source, floor: float) -> str:
+    """Whether the labels are a linear function of the row's own token, or those of the first row are: a cause's
+    name, or nothing. By regression on half of up to 512 sequences, looked at on the other half."""
+    index = spaced(source.fit, min(len(source.fit), 512))
+    rows = source.rows(index, torch.float64)
+    if rows.valid is not None or len(index) * rows.X.shape[1] < 6 * (source.d + 1):
+        return ""
+
+    def left(X: Tensor, Y: Tensor) -> float:
+        F = torch.cat([X, X.new_ones(*X.shape[:2], 1)], dim=2)
+        half = slice(None, None, 2), slice(1, None, 2)
+        (A, a), (B, b) = ((F[part].flatten(0, 1), Y[part].flatten(0, 1)) for part in half)
+        C = torch.linalg.lstsq(A, a).solution
+        return float((b - B @ C).norm() / (b - b.mean(0)).norm().clamp_min(1e-300))
+
+    met = 1e3 * floor
+    if left(rows.X, rows.Y) < met:
+        return "token"
+    alone = source.examples.mask == "none" and rows.X.shape[1] > 1 and len(index) >= 4 * (source.d + 1)
+    return "causal" if alone and left(rows.X[:, :1], rows.Y[:, :1]) < met else ""
 
 
 # -- does it depend on the inputs? --------------------------------------------------------------------------
@@ -115,7 +144,21 @@ def _linear_probes(source: Source, best: Candidate, generator: torch.Generator) 
         every = torch.cat([rows.X, mean(rows), H.flatten(2)], dim=2)
         return torch.relu(every @ G.to(every) + shift.to(every))
 
-    return {"token": token, "position": position, "neighbours": neighbours, "size": size, "curved": curved}
+    def sharpness(rows: Rows) -> Tensor:
+        """How the output of each head moves if its scores grow, also with the size of the token and to second
+        order: what another rule for the scores would show."""
+        Theta = best.Theta.to(rows.X)
+        S = attention.scores(rows.X, Theta)
+        P = attention.softmax(S, rows.see)
+        first = attention.softmax_rule(P, S)
+        second = attention.softmax_rule(P, (S - (P * S).sum(3, keepdim=True)).square())
+        H = torch.cat([attention.attend(part, rows.X).flatten(2) for part in (first, second)], dim=2)
+        H = torch.cat([H, H * rows.X.square().mean(2, keepdim=True)], dim=2)
+        return H if H.shape[2] <= SHARP else H @ few.to(H)
+
+    few = torch.randn(4 * m * d, SHARP, generator=generator) / math.sqrt(4 * m * d)
+    return {"token": token, "position": position, "neighbours": neighbours, "size": size, "curved": curved,
+            "sharpness": sharpness}
 
 
 def _linear(first: list[Rows], second: list[Rows], features: Features) -> Tensor:
@@ -230,16 +273,10 @@ def standing_out(source: Source, best: Candidate) -> np.ndarray:
     if len(index) > 65_536:
         index = spaced(index, 65_536)
     errors, _ = source.errors(index, best.Theta, best.W, best.offset)
-    far = far_out(errors, 0.0)
+    far = far_out(errors)
     if not far.any() or errors[far].sum() < MOST * errors.sum():
         return index[:0]
     return np.sort(index[far])
-
-
-def far_out(squares: np.ndarray, least: float) -> np.ndarray:
-    """Which squared errors stand out from the others, and are above ``least``; none if they are too many."""
-    far: np.ndarray = squares > max(STANDS_OUT**2 * float(np.median(squares)), least)
-    return far if far.mean() <= FEW else np.zeros(len(squares), dtype=bool)
 
 
 def outliers(source: Source, best: Candidate, floor: float, index: np.ndarray) -> np.ndarray:

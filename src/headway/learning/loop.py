@@ -63,6 +63,7 @@ class Loop:
         self.curve: list[tuple[float, float]] = []  # of the stage under way: when, and the residual then
         self.pool = Pool()
         self.spans: dict[str, Tensor] = {}
+        self.structured = False  # the last probe's answer, for when time runs out
         self.begun = time.perf_counter()
         self.deadline = math.inf  # until the frame is found, so that there is always something to end with
         self.current: dict[str, Any] = {"stage": "frame", "heads": 0}
@@ -134,17 +135,17 @@ class Loop:
 
     # -- the loop -------------------------------------------------------------------------------------------
 
-    def search(self) -> tuple[Candidate, bool]:
-        """The candidate to judge, and whether what it leaves was seen to depend on the inputs."""
+    def search(self) -> tuple[Candidate, bool, str]:
+        """The candidate to judge, whether what it leaves was seen to depend on the inputs, and a cause if known."""
         try:
             steps, answer = plan(self.facts, self.rules), None
             while True:
                 answer = self.do(steps.send(answer))
         except StopIteration as stop:
             end: End = stop.value
-            return self.pool.named(end.best.name), end.structured
+            return self.pool.named(end.best.name), end.structured, end.cause
         except OutOfTimeError:
-            return replace(self.in_time(), reason="time"), False
+            return replace(self.in_time(), reason="time"), self.structured, ""
 
     def in_time(self) -> Candidate:
         """The best so far; a short solve if there is nothing yet."""
@@ -164,6 +165,8 @@ class Loop:
     def do(self, action: actions.Action) -> actions.Answer:
         """Carry out one action."""
         match action:
+            case actions.Glance():
+                return evidence.glance(self.source, self.floor)
             case actions.Span():
                 return self._span(action)
             case actions.Unmix():
@@ -199,10 +202,12 @@ class Loop:
 
         tensors, info = self.stage(action.name, compute)
         self.spans[action.name] = tensors["basis"]
+        if action.beside is None:
+            self.span = tensors["basis"]
         return actions.Spanned(int(info["heads"]), float(info["gap"]))
 
     def _unmix(self, action: actions.Unmix) -> actions.Unmixed:
-        m, source, basis = action.heads, self.source, self.spans["span"][: action.heads + 2]
+        m, source, basis = action.heads, self.source, self.span[: action.heads + 2]
 
         def compute() -> Stage:
             rows = math.ceil(4 * m * (source.d + len(basis)) / self.examples.length)
@@ -225,12 +230,13 @@ class Loop:
             found = random.start(
                 self.source, action.heads, self.facts.rows_for(action.heads, action.times), base=base,
                 number=action.number, rank=self.asked.rank, limit=self.asked.limit,
-                generator=self.generator(action.name), report=self.report)
+                generator=self.generator(action.name), report=self.report, own=action.own)
             return {"Theta": found.Theta}, {"residual": found.residual, "unseen": found.unseen,
                                             "reason": found.reason, "products": found.products}
 
         tensors, info = self.stage(action.name, compute, action.heads)
-        self.pool = self.pool.with_rough(info["unseen"], action.name, tensors["Theta"])
+        if not action.own:
+            self.pool = self.pool.with_rough(info["unseen"], action.name, tensors["Theta"])
         return Seen(action.name, action.heads, info["residual"], info["unseen"], info["reason"])
 
     def _descend(self, action: actions.Descend) -> Seen:
@@ -335,7 +341,8 @@ class Loop:
             return {}, {"probes": evidence.structure(self.source, best, self.generator(action.name), self.pulse)}
 
         _, info = self.stage(action.name, compute, best.heads)
-        return evidence.dependent(info["probes"])
+        self.structured = evidence.dependent(info["probes"])
+        return self.structured
 
     def _set_aside(self, action: actions.SetAside) -> int:
         best = self.pool.named(action.base)
@@ -345,5 +352,6 @@ class Loop:
 
         _, info = self.stage(action.name, compute, best.heads)
         if info["set_aside"]:
+            self.pool = Pool()  # errors before and after do not compare
             self.source = self.source.without(np.array(info["set_aside"], dtype=np.int64))
         return len(info["set_aside"])

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from headway.core.counting import Size
 from headway.learning.actions import (
     Action,
     Descend,
+    Glance,
     Polish,
     Probe,
     Refine,
@@ -61,8 +62,10 @@ class Rules:
     short: int = 5  # iterations of a polish that is not expected to help
     hopeless: int = 10  # the same, where not even one head is determined
     spare: float = 1e-3  # least singular value of the features, relative, below which a head may be spare
+    agree: int = 2  # starts that end at the same least error: more would hardly find less
+    search_agree: int = 4  # the same, when a fit with structure left is looked for from further starts
     asides: int = 4  # rounds of setting sequences aside
-    search: bool = True  # whether a fit with structure left is looked for from further starts
+    around: int = 6  # heads up to which a linear function of the row's own token is tried beside them
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class End:
 
     best: Seen
     structured: bool
+    cause: str = ""  # of evidence.CAUSES
 
 
 def plan(facts: Facts, rules: Rules | None = None) -> Steps[End]:
@@ -111,6 +115,10 @@ def better(a: Seen | None, b: Seen) -> Seen:
     return b if a is None or b.error < a.error else a
 
 
+class _AgainError(Exception):
+    """Sequences were set aside: what was found with them is no start."""
+
+
 class _Plan:
     def __init__(self, facts: Facts, rules: Rules) -> None:
         self.facts, self.rules = facts, rules
@@ -119,10 +127,32 @@ class _Plan:
         self.rounds = 0  # of setting aside
 
     def whole(self) -> Steps[End]:
+        """The way from the beginning, each time that sequences were set aside under names of its own."""
+        again = ""
+        while True:
+            steps, answer = self.once(), None
+            try:
+                while True:
+                    action = steps.send(answer)
+                    named: dict[str, Any] = {"name": action.name + again}
+                    if isinstance(action, Polish) and action.grow is not None:
+                        named["grow"] = action.grow + again
+                    answer = yield replace(action, **named)
+            except StopIteration as stop:
+                end: End = stop.value
+                return end
+            except _AgainError:
+                again = f"-without-{self.rounds}"
+
+    def once(self) -> Steps[End]:
         facts, rules = self.facts, self.rules
+        self.times, self.moments = 1, False
         if not facts.size.most_heads(facts.n):
             # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
             return End((yield from self.restart(1, range(1), limit=rules.hopeless)), False)
+        cause = yield Glance("glance")
+        if cause:
+            return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, cause)
         first = facts.method == "factors" or (facts.method == "auto" and self.factors_first())
         found = (yield from self.factors()) if first else None
         if found is not None and (found.error <= rules.fitted or facts.method == "factors"):
@@ -136,6 +166,8 @@ class _Plan:
         else:
             most = max(1, facts.size.most_heads(facts.n))
             best, structured = yield from self.counted(min(guess, facts.max_heads, most))
+        if best.error > rules.fitted and structured and (yield from self.around()):
+            return End(best, structured, "around")
         if facts.method == "auto" and not first and best.error > rules.fitted and structured:
             more = yield from self.factors()
             if more is not None and more.error < 0.5 * best.error:
@@ -176,13 +208,12 @@ class _Plan:
                 continue
             found: Seen = yield Descend(f"descent-{rung.name}", rung)
             by_heart = found.reason == "by heart"
-            if found.error > self.rules.promising:
+            if not found.error <= self.rules.promising:  # nor where it came to nothing at all
                 continue
             best = better(best, (yield Refine(f"refine-{rung.name}", found.name, rung.heads)))
             if best.error < self.rules.fitted:
                 break
-            if (yield from self.set_aside(best)):
-                best = better(None, (yield Refine(f"refine-{rung.name}-{self.rounds}", found.name, rung.heads)))
+            yield from self.set_aside(best)
         return best
 
     # -- one head count -------------------------------------------------------------------------------------
@@ -220,12 +251,12 @@ class _Plan:
         return Polish(name, base, self.times, limit=limit)
 
     def restart(
-        self, m: int, numbers: range, settle: bool = True, begin: tuple[str, ...] = (), limit: int | None = None
+        self, m: int, numbers: range, agree: int | None = None, begin: tuple[str, ...] = (),
+        limit: int | None = None,
     ) -> Steps[Seen]:
         """Rough fits from ``begin`` and random starts; the first that comes near is polished, else the best one.
-
-        With ``settle`` two starts that leave the same are enough: more would hardly leave less.
-        """
+        ``agree`` starts that leave the same are enough."""
+        agree = self.rules.agree if agree is None else agree
         near = self.rules.near
         rough: list[Seen] = []
         tried: dict[str, Seen] = {}
@@ -244,7 +275,7 @@ class _Plan:
                 if tried[found.name].error < near:
                     return tried[found.name]
             least = min(one.error for one in rough)
-            if settle and sum(one.error < 1.01 * least for one in rough) > 1:
+            if sum(one.error < 1.01 * least for one in rough) >= agree:
                 break
         best = min(rough, key=lambda one: (one.error, one.name))
         if best.name in tried:
@@ -261,18 +292,24 @@ class _Plan:
         """Whether a solve takes about all the rows there are."""
         return self.facts.rows_for(m, self.times) >= 2 * self.facts.n // 3
 
-    def set_aside(self, best: Seen) -> Steps[bool]:
-        """Whether there were sequences whose labels stand far out; they are left out from now on."""
+    def set_aside(self, best: Seen) -> Steps[None]:
+        """Begin again without the sequences whose labels stand far out, if there are any."""
         if self.rounds >= self.rules.asides or best.error <= self.facts.floor:
-            return False
-        self.rounds += 1
-        return bool((yield SetAside(f"aside-{self.rounds}", best.name)))
+            return
+        if (yield SetAside(f"aside-{best.name}", best.name)):
+            self.rounds += 1
+            raise _AgainError
 
-    def cleaned(self, best: Seen) -> Steps[Seen]:
-        """``best`` without the sequences whose labels stand far out, as long as there are any."""
-        while (yield from self.set_aside(best)):
-            best = yield Polish(f"cleaned-{self.rounds}", best.name, self.times)
-        return best
+    def around(self) -> Steps[bool]:
+        """Whether a layer and a linear function of the row's own token together meet the labels."""
+        for m in range(1, min(self.rules.around, self.facts.max_heads) + 1):
+            if not self.facts.within(m + 1):
+                break
+            for j in range(2):
+                found = yield Start(f"around-{m}-{j}", m, j, times=2, own=True)
+                if found.residual < 1e-3 * self.rules.near:
+                    return True
+        return False
 
     # -- more or fewer heads --------------------------------------------------------------------------------
 
@@ -307,7 +344,8 @@ class _Plan:
 
     def given(self, m: int) -> Steps[tuple[Seen, bool]]:
         floor = self.facts.floor
-        best = yield from self.cleaned((yield from self.attempt(m)))
+        best = yield from self.attempt(m)
+        yield from self.set_aside(best)
         if best.error <= floor or not (yield Probe(f"left-{m}", best.name)):
             return best, False
         best = yield from self.freed(best)
@@ -320,14 +358,15 @@ class _Plan:
             if grown.error < self.rules.better * best.error:
                 best = better(best, (yield Polish(f"prune-{m}", grown.name, self.times, drop=True)))
         if best.error > floor:
-            best = better(best, (yield from self.restart(m, self.more(m), settle=False)))
+            best = better(best, (yield from self.restart(m, self.more(m), self.rules.search_agree)))
         return best, best.error > floor
 
     def counted(self, m: int) -> Steps[tuple[Seen, bool]]:
         """Heads are added until nothing that depends on the inputs is left, and taken away while nobody misses
         them."""
         facts, rules = self.facts, self.rules
-        best = yield from self.cleaned((yield from self.attempt(m)))
+        best = yield from self.attempt(m)
+        yield from self.set_aside(best)
         tried, misses, structured = m, 0, False
         asked: Seen | None = None
         while best.error > facts.floor:
@@ -355,10 +394,11 @@ class _Plan:
             tried = max(tried, more.heads)
             misses = 0 if more.error < rules.better * best.error else misses + 1
             if misses == 0:
-                best = yield from self.cleaned(better(best, more))
+                best = better(best, more)
+                yield from self.set_aside(best)
         if structured:
             best = yield from self.freed(best)
-        if structured and best.error > facts.floor and rules.search:
+        if structured and best.error > facts.floor:
             best = yield from self.search(best)
         if best.error <= facts.floor:
             return (yield from self.simplified(best)), False
@@ -371,12 +411,12 @@ class _Plan:
         return best
 
     def search(self, best: Seen) -> Steps[Seen]:
-        """A wrong basin is left by starting afresh, more often, with a head more or fewer."""
+        """A wrong basin is left by starting afresh, more often, with a head more too."""
         here = best.heads
-        for m in (here, here + 1, here - 1, here + 2):
+        for m in (here, here + 1):
             if m < 1 or not self.facts.within(m):
                 continue
-            best = better(best, (yield from self.restart(m, self.more(m), settle=False)))
+            best = better(best, (yield from self.restart(m, self.more(m), self.rules.search_agree)))
             if best.error <= self.facts.floor:
                 break
         return best
@@ -384,4 +424,4 @@ class _Plan:
     def more(self, m: int) -> range:
         """Further random starts, fewer of them where one costs much."""
         starts = self.facts.starts
-        return range(starts, starts + max(2, min(2 * starts, 2000 // (m * self.facts.size.d))))
+        return range(starts, starts + max(2, min(starts, 2000 // (m * self.facts.size.d))))

@@ -27,7 +27,10 @@ from headway.linalg.projected import Problem, Rows
 
 SELECT, JUDGE, MOST = 0.1, 0.05, 1000  # parts of the sequences, and the most of either
 CHECKED = 65_536  # sequences among which repeats and labels that stand out are looked for
-OUT, FEW = 20.0, 0.1  # times the median size of labels that stands out, and the part of them that may
+STANDS_OUT = 3.0  # times the median error of a sequence
+LARGE = 6.0  # times the median size of labels
+GAP = 1.25  # ratio by which what stands out is apart from the rest
+FEW = 0.06  # part of the sequences that may stand out
 FRAME_SEQUENCES = 16384
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FAR = 1e3  # deviations from zero beyond which labels are centred
@@ -199,12 +202,12 @@ def split(examples: Examples) -> Split:
     if n > CHECKED:  # a list as long is taken to have no repeats
         looked = spaced(everything, CHECKED)
         _, sizes = _prints(examples, looked)
-        aside = looked[_standing_out(sizes)]
+        aside = looked[far_out(sizes**2, times=LARGE)]
         kinds = np.delete(everything, aside)
         group = np.arange(len(kinds))
     else:
         prints, sizes = _prints(examples, everything)
-        aside = np.flatnonzero(_standing_out(sizes))
+        aside = np.flatnonzero(far_out(sizes**2, times=LARGE))
         kinds = np.delete(everything, aside)
         first, group = np.unique(prints[kinds], return_index=True, return_inverse=True)[1:]
         group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered as they come
@@ -233,9 +236,9 @@ def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarr
     prints, sizes = [], []
     for at in np.array_split(index, math.ceil(len(index) / 1024)):
         part = examples.take(at)
-        bits = (part.X + 0).contiguous().view(INTEGERS[part.X.element_size()]).flatten(1)  # −0 counts as 0
-        bits = bits.long()
-        bits = bits ^ (bits >> 52 & 0xFFF)  # signs among the low bits too: an odd number times 2⁶³ is 2⁶³
+        bits = (part.X + 0).contiguous().view(INTEGERS[part.X.element_size()]).flatten(1).long()  # −0 counts as 0
+        for shift in (20, 40, 52):  # round numbers have their bits at the top, where products lose them
+            bits = bits ^ (bits >> shift)
         prints.append((bits * odd.to(bits.device)).sum(1).cpu().numpy())
         Y = part.Y.double() - middle
         rows = Y.square().mean(2)
@@ -245,9 +248,20 @@ def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.concatenate(prints), np.concatenate(sizes)
 
 
-def _standing_out(sizes: np.ndarray) -> np.ndarray:
-    far: np.ndarray = sizes > OUT * np.median(sizes)
-    return far if far.mean() <= FEW and np.median(sizes) > 0 else np.zeros(len(sizes), dtype=bool)
+def far_out(squares: np.ndarray, least: float = 0.0, times: float = STANDS_OUT) -> np.ndarray:
+    """Which squares stand out from the others (by ``times`` the median size, and by a gap) and are above ``least``;
+    none if they are too many."""
+    none = np.zeros(len(squares), dtype=bool)
+    bound = max(times**2 * float(np.median(squares)), least)
+    order = np.sort(squares)
+    first = int(np.searchsorted(order, bound, side="right"))
+    if first == len(order) or first == 0:
+        return none
+    # Where right sequences end there is a gap; a tail that goes on and on has none.
+    ratios = order[first:] / np.maximum(order[first - 1 : -1], bound / times**2)
+    widest = int(ratios.argmax())
+    far: np.ndarray = squares >= order[first + widest]
+    return far if far.mean() <= FEW and float(ratios[widest]) >= GAP**2 else none
 
 
 def _scattered(n: int, count: int) -> np.ndarray:

@@ -32,7 +32,7 @@ NOTHING = 0.9  # error of a fit that has learned nothing
 APART = 3.0  # times the noise estimated from the fitted rows: an error above is no noise
 
 
-def conclude(loop: Loop, best: Candidate, structured: bool) -> Fit:
+def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> Fit:
     """The layer in the caller's coordinates, and what may be said of it."""
     source, n = loop.source, len(loop.examples)
     assert source.frame is not None
@@ -60,7 +60,7 @@ def conclude(loop: Loop, best: Candidate, structured: bool) -> Fit:
         groups = [group for group in key_groups(layer) if len(group) > 1]
         if groups:
             stats["key_groups"] = groups
-    found = status(loop, best, layer.heads, error, structured, noise, size, len(named))
+    found = status(loop, best, layer.heads, error, structured, noise, size, len(named), cause)
     stats["seconds"] = time.perf_counter() - loop.begun
     return Fit(layer, found, stats, tuple(loop.trace))
 
@@ -79,7 +79,7 @@ def _outliers(loop: Loop, best: Candidate) -> np.ndarray:
 
 def status(
     loop: Loop, best: Candidate, heads: int, error: float, structured: bool, noise: float, size: Size,
-    outliers: int = 0,
+    outliers: int = 0, cause: str = "",
 ) -> Status:
     count, source, floor = heads_of(heads), loop.source, loop.floor
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(heads)}
@@ -103,6 +103,13 @@ def status(
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
                       f"arithmetic ({floor:.0e}). What the inputs hardly show of the heads may be known less well "
                       f"than that.{tail}", numbers)
+    if cause:
+        return Status("not_realisable", f"Not the labels of such a layer. {evidence.CAUSES[cause]} With {count}, "
+                      f"{error:.2e} of their spread is left {on}.{tail}", {**numbers, "residual_floor": error})
+    if best.reason == "time" and structured:
+        return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. What is left depends on the "
+                      "inputs: more seconds may find more heads, or it is not the output of such a layer." + tail,
+                      numbers)
     if best.reason == "time":
         return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. Raise seconds.{tail}", numbers)
     if best.reason == "limit":

@@ -53,10 +53,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Problem:
-    """Least squares over chunks of rows; ``offset`` says whether a constant c is fitted."""
+    """Least squares over chunks of rows; ``offset`` says whether a constant c is fitted, ``own`` whether a linear
+    function of the row's own token is, as a connection around the layer would add."""
 
     chunks: tuple[Rows, ...]
     offset: bool = True
+    own: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,7 +73,7 @@ class Problem:
         return self.rows * self.chunks[0].Y.shape[2]
 
     def to(self, dtype: torch.dtype) -> Problem:
-        return Problem(tuple(chunk.to(dtype) for chunk in self.chunks), self.offset)
+        return Problem(tuple(chunk.to(dtype) for chunk in self.chunks), self.offset, self.own)
 
     def variation(self) -> float:
         """Σ‖y − ȳ‖²: what a constant would leave; relative residuals are measured against it."""
@@ -94,10 +96,12 @@ class Point:
     kept: tuple[tuple[Tensor, Tensor], ...] | None
 
 
-def features_of(rows: Rows, Theta: Tensor, offset: bool) -> tuple[Tensor, Tensor]:
+def features_of(rows: Rows, Theta: Tensor, offset: bool, own: bool = False) -> tuple[Tensor, Tensor]:
     P = rows.patterns(Theta)
     n, k = P.shape[:2]
     H = attention.attend(P, rows.X)
+    if own:
+        H = torch.cat([H, rows.X.unsqueeze(2)], dim=2)
     if rows.valid is not None:
         H = H * rows.valid.unsqueeze(3)
     H = H.view(n * k, -1)
@@ -124,14 +128,14 @@ def cholesky(G: Tensor) -> Tensor:
 def evaluate(problem: Problem, Theta: Tensor) -> Point:
     """The best (W, c) for Θ, by normal equations with one step of refinement."""
     m, d = Theta.shape[0], problem.chunks[0].X.shape[2]
-    size = m * d + problem.offset
+    size = (m + problem.own) * d + problem.offset
     e = problem.chunks[0].Y.shape[2]
     width = Theta.element_size() * (size + m * problem.chunks[0].X.shape[1])
     keep = problem.rows * width <= room(Theta.device, CACHE)
     G, R = Theta.new_zeros(size, size), Theta.new_zeros(size, e)
     kept: list[tuple[Tensor, Tensor]] = []
     for rows in problem.chunks:
-        P, H = features_of(rows, Theta, problem.offset)
+        P, H = features_of(rows, Theta, problem.offset, problem.own)
         G += H.T @ H
         R += H.T @ rows.Y.reshape(-1, e)
         if keep:
@@ -140,7 +144,7 @@ def evaluate(problem: Problem, Theta: Tensor) -> Point:
 
     def features() -> Iterator[tuple[Rows, Tensor]]:
         for i, rows in enumerate(problem.chunks):
-            yield rows, kept[i][1] if keep else features_of(rows, Theta, problem.offset)[1]
+            yield rows, kept[i][1] if keep else features_of(rows, Theta, problem.offset, problem.own)[1]
 
     B = torch.cholesky_solve(R, factor)
     R = torch.zeros_like(R)
@@ -171,7 +175,7 @@ class Products:
     def _at(self, i: int) -> tuple[Tensor, Tensor]:
         if self.kept is not None:
             return self.kept[i]
-        return features_of(self.problem.chunks[i], self.Theta, self.problem.offset)
+        return features_of(self.problem.chunks[i], self.Theta, self.problem.offset, self.problem.own)
 
     def gradient(self, residuals: Sequence[Tensor]) -> Tensor:
         """Jᵀr; r is orthogonal to the features already, so no projection is needed."""

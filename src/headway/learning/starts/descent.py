@@ -223,7 +223,7 @@ class Step:
         self.speed = torch.zeros((), device=device)
         self.last = torch.zeros((), device=device)
         self.adam = torch.optim.AdamW(self.values, lr=self.speed if captured else 0.0, betas=(0.9, 0.99),
-                                      eps=eps, weight_decay=decay, capturable=captured, fused=not captured)
+                                      eps=eps, weight_decay=decay, capturable=captured, fused=None if captured else True)
         self.order = torch.empty(0, dtype=torch.long)
         self.graph: torch.cuda.CUDAGraph | None = None
         if captured:
@@ -263,7 +263,10 @@ class Step:
         self.last.copy_(loss.detach())
 
     def _capture(self, fast: bool) -> None:
-        """Three steps at rate zero to settle what is allocated, then one that is recorded."""
+        """Three steps to settle what is allocated, taken back, then one that is recorded. Their rate is not zero:
+        Adam divides by it."""
+        begin = self.now()
+        self.speed.fill_(1e-12)
         with fast_products(self.index.device, fast):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
@@ -274,6 +277,9 @@ class Step:
             for state in self.adam.state.values():
                 for part in state.values():
                     part.zero_()
+            with torch.no_grad():
+                for value, was in zip(self.values, begin, strict=True):
+                    value.copy_(was)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self._once()

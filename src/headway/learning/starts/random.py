@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,9 +30,10 @@ class Started:
 
 def start(
     source: Source, heads: int, sequences: int, *, base: Tensor | None, number: int, rank: int | str | None,
-    limit: int, generator: torch.Generator, report: Callable[[float], None] | None = None,
+    limit: int, generator: torch.Generator, report: Callable[[float], None] | None = None, own: bool = False,
 ) -> Started:
-    """A rough fit in float32 from ``base``, or from the random point of that number."""
+    """A rough fit in float32 from ``base``, or from the random point of that number; with ``own`` beside a linear
+    function of the row's own token."""
     m, d = heads, source.d
     if base is None:
         Theta = torch.randn(m, d + 1, d, generator=generator)
@@ -41,8 +42,10 @@ def start(
     else:
         Theta = base.float()
     shape: Shape = Factored.of(Theta, rank) if isinstance(rank, int) else Full(Theta)
-    problem = source.problem(spaced(source.fit, sequences), m, torch.float32)
+    problem = replace(source.problem(spaced(source.fit, sequences), m, torch.float32), own=own)
     found = gauss_newton(Free(problem), shape, generator=generator, limit=limit, target=TARGET,
                          budget=BUDGET * Theta.numel(), report=report)
+    if own:  # what is asked is whether there is such a fit, not what it is
+        return Started(found.point.Theta, found.residual, found.residual, found.reason, found.products)
     other = source.problem(spaced(source.select, min(OTHERS, len(source.select))), m, torch.float32)
     return Started(found.point.Theta, found.residual, unseen(found.point, other), found.reason, found.products)
