@@ -105,6 +105,9 @@ BAD = {
     "method": (["--method", "magic"], "method"),
     "rank": (["--rank", "70"], "rank"),
     "device": (["--device", "abacus"], "--device"),
+    "starts of Adam": (["--heads", "1", "--method", "adam", "--starts", "3"], "--starts"),
+    "a net in no hull": (["--search", "net"], "--search"),
+    "a rank of whole matrices": (["--heads", "1", "--method", "descent", "--rank", "2"], "rank"),
 }
 
 

@@ -150,7 +150,7 @@ def test_a_rank_that_does_not_fit_is_refused_with_its_value(refused):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_module_is_learned_as_a_black_box_and_built_again(batch_first):
     module = attention(8, width=16, heads=2, batch_first=batch_first)
-    fit = hw.learn(oracle=module, length=8)
+    fit = hw.learn(hw.ask(module, length=8))
     assert fit.status.kind == "recovered"
     again = hw.to_torch(fit.layer, head_dim=8)
     Z = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -165,46 +165,22 @@ def test_any_function_is_asked_random_inputs_only():
         asked.append(X)
         return layer(X).numpy()
 
-    fit = hw.learn(oracle=box, width=6, length=5, count=600, mask="causal")
+    fit = hw.learn(hw.ask(box, 600, 5, 6, mask="causal"))
     assert fit.status.kind == "recovered"
     assert hw.match(fit.layer, layer).worst < 1e-9
     assert all(bool((X.abs() == 1).all()) for X in asked), "±1 tokens and nothing else"
     words = torch.randn(40, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    assert hw.match(hw.learn(oracle=box, law=words, length=5, mask="causal").layer, layer).worst < 1e-9
+    assert hw.match(hw.learn(hw.ask(box, law=words, length=5, mask="causal")).layer, layer).worst < 1e-9
 
 
-def test_black_boxes_that_are_none_are_refused(refused):
-    layer = hw.AttentionLayer.random(heads=1, width=4, seed=0)
-    with refused("examples", "one of the two"):
-        hw.learn(hw.draw(layer, count=50, length=4), oracle=layer, width=4)
-    with refused("examples", "Examples"):
-        hw.learn()
-    with refused("width", "width=64"):
-        hw.learn(oracle=layer)
-    with refused("oracle", "str"):
-        hw.learn(oracle="layer", width=4)
-    with refused("the oracle's answer", "one output row per token"):
-        hw.learn(oracle=lambda X: X.sum(1), width=4)
-    with refused("the oracle's answer", "finite"):
-        hw.learn(oracle=lambda X: X / 0, width=4)
-    with refused("law", "boolean"):
-        hw.learn(oracle=layer, width=4, law="bolean")
-    dropping = nn.MultiheadAttention(8, 2, dropout=0.5, dtype=torch.float64)
-    with refused("oracle", "module.eval()"):
-        hw.learn(oracle=dropping)
-    with refused("width"):
-        hw.learn(oracle=layer, width="64")
-    with refused("count"):
-        hw.learn(oracle=layer, width=4, count=0)
-    with refused("law"):
-        hw.learn(oracle=layer, law=[[1.0, 2.0], [3.0]])
-    with refused("module", "kdim 4"):
-        hw.learn(oracle=nn.MultiheadAttention(8, 2, kdim=4, vdim=4, dtype=torch.float64))
+def test_a_black_box_is_asked_before_it_is_learned(refused):
+    with refused("examples", "headway.ask"):
+        hw.learn(hw.AttentionLayer.random(heads=1, width=4, seed=0))
 
 
 def test_a_causal_module_is_asked_with_its_mask():
     module = attention(9, width=8, heads=2)
-    fit = hw.learn(oracle=module, heads=2, length=6, mask="causal")
+    fit = hw.learn(hw.ask(module, length=6, mask="causal"), heads=2)
     assert fit.status.kind == "recovered"
     torch.testing.assert_close(fit.layer(X[..., :8]), outputs(module, X[..., :8], causal=True), rtol=0, atol=1e-9)
 

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import headway as hw
 from headway.learning.gauss_newton import OutOfTimeError
+from headway.learning.loop import Loop
 from headway.learning.prune import (
     columns_needed,
     free_cuts,
@@ -23,7 +24,6 @@ from headway.learning.prune import (
 )
 from headway.learning.refine import refine_factors
 from headway.learning.source import Source, find_frame, spaced
-from headway.learning.stages import Stages
 from headway.learning.starts.descent import Table, descend, predict, random_factors, tables, whitened
 from headway.learning.thin import Thin, ThinModel
 
@@ -205,17 +205,17 @@ def test_a_refinement_finds_count_and_size():
     assert start.error < 0.3
     found = refine_factors(source, whitened(start.factors, source.frame), generator=draw)
     assert (len(found.Theta), found.rank, found.out_rank) == (2, 4, 4)
-    assert found.held < 1e-12
+    assert found.error < 1e-12
 
 
 @pytest.mark.parametrize("seed", [1])
 def test_uneven_tokens_are_learned_without_being_told_the_count(seed):
-    layer = low_rank(3, 28, 6, seed=10 * seed)
-    X = uneven(700, 6, 28, seed=seed)
+    layer = low_rank(3, 25, 6, seed=10 * seed, scale=4.0)
+    X = uneven(700, 6, 25, seed=seed)
     fit = hw.learn(hw.Examples(X, layer(X)), seconds=120)
     assert fit.status.kind == "recovered", fit.status
     assert fit.layer.heads == 3
-    fresh = uneven(100, 6, 28, seed=seed + 100)
+    fresh = uneven(100, 6, 25, seed=seed + 100)
     assert float((fit.layer(fresh) - layer(fresh)).norm()) < 1e-6 * float(layer(fresh).norm())
     assert fit.trace[1]["stage"].startswith("descent-")
 
@@ -252,10 +252,10 @@ def test_working_tokens_are_white_whatever_the_scale(change):
 def test_labels_far_from_zero_are_learned(law):
     layer = hw.AttentionLayer.random(heads=2, width=8, seed=0)
     data = hw.draw(layer, 600, 6, law=law, seed=1)
-    fit = hw.learn(hw.Examples(data.X, data.Y + 1e5), seconds=60)
-    assert fit.status.ok, fit.status
+    fit = hw.learn(hw.Examples(data.X, data.Y + 1e4), seconds=60)
+    assert fit.status.kind == "recovered", fit.status
     assert fit.layer.heads == 2
-    assert_close(fit.layer.offset, torch.full((8,), 1e5, dtype=torch.float64), rtol=0, atol=1e-6)
+    assert_close(fit.layer.offset, torch.full((8,), 1e4, dtype=torch.float64), rtol=0, atol=1e-7)
     match = hw.match(fit.layer, layer)
     assert max(*match.theta_error, *match.w_error) < 1e-9
 
@@ -269,7 +269,7 @@ def test_directions_no_label_could_show_are_left_out():
     assert source_of(hw.Examples(X.float(), normal(300, 5, 6, seed=1).float())).d == 5, "float32 ones do not"
 
 
-@pytest.mark.parametrize(("stage", "times"), [("descent", 2), ("refine", 40)])
+@pytest.mark.parametrize(("stage", "times"), [("descent", 2), ("refine", 8)])
 def test_out_of_time_the_best_so_far_is_what_counts(stage, times, monkeypatch):
     """Time is up in the middle of a stage, whatever the machine: at the so-manieth look at the clock there."""
     looks = 0
@@ -280,9 +280,9 @@ def test_out_of_time_the_best_so_far_is_what_counts(stage, times, monkeypatch):
         if looks > times and self.deadline < math.inf:
             raise OutOfTimeError
 
-    monkeypatch.setattr(Stages, "pulse", pulse)
-    layer = low_rank(3, 28, 6)
-    X = uneven(700, 6, 28)
+    monkeypatch.setattr(Loop, "pulse", pulse)
+    layer = low_rank(2, 8, 2, seed=2, scale=4.0)
+    X = uneven(300, 6, 8, seed=2)
     fit = hw.learn(hw.Examples(X, layer(X)), method="factors", seconds=1e6)
     assert fit.status.kind == "limit"
     assert "Out of time" in fit.status.sentence

@@ -235,8 +235,9 @@ def test_a_run_is_not_given_to_other_settings(refused, tmp_path):
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["digest"] == A.digest()
     assert config["options"]["heads"] == 1
-    for other in ({"heads": "auto"}, {"seed": 1}, {"method": "starts"}, {"rank": None}, {"limit": 7}):
-        with refused("run", next(iter(other))):
+    for name, other in (("heads", {"heads": "auto"}), ("seed", {"seed": 1}), ("method", {"method": "starts"}),
+                        ("rank", {"rank": None}), ("limit", {"method": hw.Auto(limit=7)})):
+        with refused("run", name):
             hw.learn(A, run=tmp_path / "run", **{"heads": 1, **other})
     with refused("run", "a folder"):
         hw.learn(A, run=3)

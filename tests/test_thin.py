@@ -11,12 +11,14 @@ from torch.testing import assert_close
 import headway as hw
 from headway.core import attention
 from headway.core.layer import AttentionLayer
-from headway.learning import moments, polish, route, stages
-from headway.learning import unmix as unmix_module
+from headway.learning import polish
+from headway.learning.evidence import condition
 from headway.learning.gauss_newton import _Products, gauss_newton
+from headway.learning.loop import Loop
 from headway.learning.shapes import Span
+from headway.learning.starts import moments
+from headway.learning.starts.unmix import InSpan, unseen
 from headway.learning.thin import Thin, ThinModel
-from headway.learning.unmix import InSpan, unseen
 from headway.linalg.projected import Problem, Rows, evaluate, features_of
 
 SETTINGS = {
@@ -153,8 +155,8 @@ def test_the_condition_of_a_large_factor_is_estimated_well():
     s = torch.logspace(0, -4, 600, dtype=torch.float64)
     Q = torch.linalg.qr(normal(600, 600, seed=70))[0]
     L = torch.linalg.cholesky(Q @ torch.diag(s.square()) @ Q.T)
-    assert stages._condition(L) == pytest.approx(1e-4, rel=0.1)
-    assert stages._condition(torch.diag(s[:300])) == pytest.approx(float(s[299]), rel=1e-9)
+    assert condition(L) == pytest.approx(1e-4, rel=0.1)
+    assert condition(torch.diag(s[:300])) == pytest.approx(float(s[299]), rel=1e-9)
 
 
 def low(m, d, e, q, seed):
@@ -162,13 +164,14 @@ def low(m, d, e, q, seed):
 
 
 @pytest.mark.parametrize("heads", [2, "auto"])
-def test_one_large_direction_is_no_rank(heads):
+def test_one_large_direction_is_no_rank(heads, monkeypatch):
     """A key bias makes one large singular value of [Θ; u]; a low rank of W alone is not enough either."""
-    Theta = normal(2, 64, 64, seed=80)
+    monkeypatch.setattr(polish, "EARLY", 32)
+    Theta = normal(2, 32, 32, seed=80)
     Theta = 2 * Theta / Theta.flatten(1).norm(dim=1).view(2, 1, 1)
-    u = torch.nn.functional.normalize(normal(2, 64, seed=81), dim=1)
-    layer = AttentionLayer(Theta, low(2, 64, 64, 8, 82), u)
-    fit = hw.learn(hw.draw(layer, count=3000, length=16, seed=83), heads)
+    u = torch.nn.functional.normalize(normal(2, 32, seed=81), dim=1)
+    layer = AttentionLayer(Theta, low(2, 32, 32, 4, 82), u)
+    fit = hw.learn(hw.draw(layer, count=1500, length=12, seed=83), heads)
     assert fit.status.kind == "recovered"
     assert hw.match(fit.layer, layer).worst < 1e-9
 
@@ -185,29 +188,25 @@ def test_ranks_are_counted_at_the_end(monkeypatch):
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_a_head_below_the_count_is_found_in_the_residual(monkeypatch, mask):
-    """The path of wide layers at a small width: the first count is one short, and the rest shows the head."""
-    for module in (route, unmix_module):
-        monkeypatch.setattr(module, "WIDE", 16)
+    """The first count is one short, and what is left shows the head."""
     monkeypatch.setattr(polish, "EARLY", 16)
     layer = AttentionLayer(2 * low(3, 16, 16, 3, 100), low(3, 16, 16, 4, 102), mask=mask)
-    honest = route._Moments.find_span
+    honest = Loop._span
 
-    def short(self, name="span", taken=None):
-        m, basis, ratio = honest(self, name, taken)
-        return (2 if name == "span" else m), basis, ratio
+    def short(self, action):
+        found = honest(self, action)
+        return replace(found, heads=2) if action.name == "span" else found
 
-    monkeypatch.setattr(route._Moments, "find_span", short)
+    monkeypatch.setattr(Loop, "_span", short)
     fit = hw.learn(hw.draw(layer, count=4000, length=8, seed=104))
     assert any(event["stage"].startswith("grow-2-") for event in fit.trace)
     assert fit.status.kind == "recovered"
     assert hw.match(fit.layer, layer).worst < 1e-9
 
 
-def test_heads_that_are_given_are_never_exceeded(monkeypatch):
-    for module in (route, unmix_module):
-        monkeypatch.setattr(module, "WIDE", 16)
+def test_heads_that_are_given_are_never_exceeded():
     layer = AttentionLayer.random(heads=5, width=16, seed=2)
-    fit = hw.learn(hw.draw(layer, count=3000, length=8, seed=3), heads=2, seconds=6)
+    fit = hw.learn(hw.draw(layer, count=3000, length=8, seed=3), 2, "moments", seconds=3)
     assert fit.layer.heads <= 2
     assert not fit.status.ok
 
@@ -216,7 +215,7 @@ def test_a_linear_residual_leaves_a_span_to_look_at():
     draw = torch.Generator().manual_seed(110)
     X = (2 * torch.randint(2, (60, 8, 256), generator=draw) - 1).float()
     Y = X.mean(1, keepdim=True).expand_as(X) @ torch.randn(256, 256, generator=draw)
-    found = moments.span(lambda: [Rows(X, Y)], 4, generator=draw, half=True)
+    found = moments.span(lambda: [Rows(X, Y)], 4, generator=draw)
     assert found.explained > 1 - 1e-6
     assert bool(found.values.isfinite().all())
 
@@ -224,9 +223,9 @@ def test_a_linear_residual_leaves_a_span_to_look_at():
 def test_much_padding_is_no_lack_of_examples():
     layer = AttentionLayer.random(heads=2, width=12, seed=5)
     draw = torch.Generator().manual_seed(6)
-    Xs = [torch.randn(int(k), 12, generator=draw, dtype=torch.float64) for k in torch.randint(2, 20, (600,),
+    Xs = [torch.randn(int(k), 12, generator=draw, dtype=torch.float64) for k in torch.randint(2, 20, (300,),
                                                                                              generator=draw)]
-    Xs[0] = torch.randn(128, 12, generator=draw, dtype=torch.float64)
+    Xs[0] = torch.randn(64, 12, generator=draw, dtype=torch.float64)
     fit = hw.learn(hw.Examples.pad(Xs, [layer(X) for X in Xs]), 2)
     assert fit.status.kind == "recovered"
     assert not any(event["stage"].startswith("spare") for event in fit.trace)
@@ -240,5 +239,5 @@ def test_baselines_measure_padded_rows_as_rows(method):
                                                                                             generator=draw)]
     Ys = [layer(X) for X in Xs]
     Ys = [Y + 0.1 * torch.randn(Y.shape, generator=draw, dtype=torch.float64) for Y in Ys]
-    fit = hw.learn(hw.Examples.pad(Xs, Ys), 1, method, seconds=3)
+    fit = hw.learn(hw.Examples.pad(Xs, Ys), 1, method, seconds=1.5)
     assert fit.stats["fitted_error"] == pytest.approx(fit.stats["held_out_error"], rel=0.4)

@@ -136,7 +136,7 @@ def _stages(trace: tuple[Mapping[str, Any], ...]) -> None:
         elif "agreeing" in event:
             note = f"{event['agreeing']} of {len(event['starts'])} starts agree"
         left = event.get("residual", min(event.get("residuals", [math.nan])))
-        held = event.get("held", event.get("unseen", math.nan))
+        held = event.get("error", event.get("unseen", math.nan))
         table.add_row(event["stage"], f"{event['seconds']:.2f}",
                       *("" if math.isnan(x) else f"{x:.1e}" for x in (left, held)), note)
         for phase in event.get("phases", ()):

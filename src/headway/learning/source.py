@@ -105,7 +105,7 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     back, out = (vectors / root).T / each, each.unsqueeze(1) * (vectors * root)
     _, shift, rest = _spread_of(examples, chosen, device, mean, back)
     values, vectors = torch.linalg.eigh(rest)
-    alive = values > 0.25 * smallest / clamp
+    alive = values > max(0.25 * smallest / clamp, 1e-14)  # the least that sums in float64 can tell from nothing
     root, E = values[alive].sqrt(), vectors[:, alive]
     # What no label could show: the complement of what is visited. Nothing is read from it.
     blind = torch.linalg.qr(back.T @ vectors[:, ~alive])[0]

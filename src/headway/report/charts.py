@@ -96,7 +96,7 @@ def _stages(story: Story) -> list[Chart]:
     begun, bars = 0.0, []
     for event in trace:
         seconds = float(event.get("seconds", 0.0))
-        left = event.get("held", event.get("unseen"))
+        left = event.get("error", event.get("unseen"))
         note = f"{event['stage']}: {seconds:.2f} s"
         if left is not None:
             note += f", {left:.1e} left on other rows"

@@ -138,7 +138,7 @@ PHASE = record({"phase": TEXT, "round": WHOLE, "seconds": NUMBER}, {
     "singular_values": NUMBERS, "residual_quantiles": listed(NUMBER, 1)}, more=True,
     together={"accepted": ("rows",), "singular_values": ("residual_quantiles",)})
 EVENT = record({"stage": TEXT, "seconds": NUMBER}, {
-    "residual": NUMBER, "residuals": listed(NUMBER, 1), "held": NUMBER, "unseen": NUMBER, "gap": NUMBER,
+    "residual": NUMBER, "residuals": listed(NUMBER, 1), "error": NUMBER, "unseen": NUMBER, "gap": NUMBER,
     "heads": WHOLE, "sequences": WHOLE, "curve": listed(listed(NUMBER, 2)), "starts": NUMBERS, "agreeing": WHOLE,
     "reason": TEXT, "singular_values": NUMBERS, "phases": listed(PHASE)}, more=True,
     together={"gap": ("heads", "sequences"), "agreeing": ("starts",), "singular_values": ("gap",)})
