@@ -68,7 +68,6 @@ def test_rank_is_read_off_the_singular_values():
     assert hw.learn(data, heads=3, rank=None).stats["rank"] is None
 
 
-@pytest.mark.xfail(strict=True, reason="thin heads are called undetermined below 8 different tokens a direction")
 def test_a_known_rank_makes_do_with_fewer_examples(refused):
     truth = hw.AttentionLayer.random(heads=2, width=24, rank=1, seed=7)
     full, low = Size(24, 24, 4).floor(2), Size(24, 24, 4, rank=2).floor(2)
@@ -281,7 +280,7 @@ def test_labels_that_are_mostly_noise_still_tell_the_heads(seed):
 def test_a_limit_is_named():
     truth = hw.AttentionLayer.random(heads=6, width=12, scale=4.0, seed=31)
     fit = hw.learn(hw.draw(truth, count=900, length=6, seed=32), heads=6,
-                   method=hw.Auto(limit=1, starts=1))
+                   method=hw.Moments(limit=1, starts=1))
     assert fit.status.kind == "limit", fit.status.sentence
     assert "the limit of 1 iterations" in fit.status.sentence
 
