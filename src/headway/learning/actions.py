@@ -53,9 +53,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Glance:
-    """Do the labels, as they stand, show what they are? Answered with a word of evidence.CAUSES, or none."""
+    """Do the labels, as they stand, show what they are? Answered with a word of evidence.CAUSES, or none. ``rows``:
+    do they show that they belong to other rows?"""
 
     name: str
+    rows: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,11 @@ from headway.learning.starts import moments
 from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
 
+MOVED = ("attention, from the row", "attention, reversed")  # probes for labels away from their tokens
 LEVEL = 0.01  # chance that pure noise is said to depend on the inputs
 FLIPS = 4999  # random signs
 ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
+OWN = 0.05  # part of sign patterns above which a row shows no attention of its own
 CURVED = 128  # random features of a probe for anything nonlinear
 SHARP = 256  # features at most of a probe for other rules of the scores
 MOST = 0.1  # part of the squared error that those which stand out must carry
@@ -45,6 +47,8 @@ CAUSES = {  # what labels that are no layer's may be, and what to do about it
     "token": "They are a linear function of the token in the same row: no attention shows in them.",
     "causal": "The first row depends on its own token alone, as it does under a causal mask: try "
               "Examples(X, Y, mask='causal').",
+    "shifted": "They show attention from another row (the one before, the one after, or in reverse order) and none "
+               "from their own: check that row a of Y belongs to row a of X.",
     "around": "A layer and a linear function of the row's own token together explain them, as if a connection "
               "around the layer had been captured with it: try labels without it (Y - X).",
 }
@@ -79,6 +83,20 @@ def glance(source: Source, floor: float) -> str:
         return "token"
     alone = source.examples.mask == "none" and rows.X.shape[1] > 1 and len(index) >= 4 * (source.d + 1)
     return "causal" if alone and left(rows.X[:, :1], rows.Y[:, :1]) < met else ""
+
+
+def shifted(source: Source, generator: torch.Generator) -> bool:
+    """Whether the labels show attention from another row and none from their own."""
+    index = spaced(source.fit, min(len(source.fit), 1024))
+    halves = [list(source.stream(half, 2, torch.float32)) for half in (index[::2], index[1::2])]
+    linear = moments.residualise(lambda: halves[0])[0]
+    first, second = ([moments.without_linear(part, linear) for part in half] for half in halves)
+    probes = {}
+    for name, change in _attention_probes(source).items():
+        both = [[change(part) for part in half] for half in (first, second)]
+        probes[name] = _part(_responses(both[0], both[1], generator), generator)
+    moved = [part for name, part in probes.items() if name.startswith(MOVED)]
+    return min(moved, default=1.0) <= LEVEL / len(probes) and probes["attention"] > OWN
 
 
 # -- does it depend on the inputs? --------------------------------------------------------------------------

@@ -166,6 +166,8 @@ class Loop:
         """Carry out one action."""
         match action:
             case actions.Glance():
+                if action.rows:
+                    return "shifted" if evidence.shifted(self.source, self.generator(action.name)) else ""
                 return evidence.glance(self.source, self.floor)
             case actions.Span():
                 return self._span(action)

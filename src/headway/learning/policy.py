@@ -45,6 +45,7 @@ class Rules:
     fitted: float = 1e-6  # error that counts as small: no other start is looked for
     near: float = 0.05  # only a start in the right basin comes below
     enough: float = 0.5  # an unmixed fit below is polished before others are tried
+    clear: float = 1.5  # gap of the moments below which labels may belong to other rows
     moment_rows: float = 4.0  # times d² rows from which moments are looked at
     white_rows: float = 8.0  # times d² rows below which white tokens are too few for moments of a wide layer
     wide: int = 64  # width from which random starts are hopeless, for white tokens
@@ -56,8 +57,8 @@ class Rules:
     better: float = 0.95  # part of the error that one more head must leave at most
     misses: int = 1  # head counts without gain before the search ends
     blind_misses: int = 3  # the same, where too few rows show what is left
-    unsure: int = 512  # sequences below which a fit that explains nothing is not believed at once
-    nothing: float = 0.9  # error of a fit that explains nothing
+    unsure: int = 512  # sequences below which probes see little: look further before calling the rest noise
+    done: float = 1e-9  # error at which no further head is looked for, though the floor is lower
     more_rows: int = 4  # times the rows, when they are learned by heart
     short: int = 5  # iterations of a polish that is not expected to help
     hopeless: int = 10  # the same, where not even one head is determined
@@ -156,27 +157,29 @@ class _Plan:
         first = facts.method == "factors" or (facts.method == "auto" and self.factors_first())
         found = (yield from self.factors()) if first else None
         if found is not None and (found.error <= rules.fitted or facts.method == "factors"):
-            structured = found.error > rules.fitted and (yield Probe("left-factors", found.name))
-            return End(found, structured)
+            return End(found, found.error > rules.fitted and (yield Probe("left-factors", found.name)))
         guess = 1
         if facts.rows >= rules.moment_rows * facts.size.d**2 and facts.method != "starts":
-            guess, self.moments = (yield Span("span")).heads, True
+            found = yield Span("span")
+            guess, self.moments = found.heads, True
+            if found.gap < rules.clear and (yield Glance("rows", rows=True)):
+                return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, "shifted")
         if facts.heads is not None:
-            best, structured = yield from self.given(facts.heads)
+            best, left = yield from self.given(facts.heads)
         else:
             most = max(1, facts.size.most_heads(facts.n))
-            best, structured = yield from self.counted(min(guess, facts.max_heads, most))
-        if best.error > rules.fitted and structured and (yield from self.around()):
-            return End(best, structured, "around")
-        if facts.method == "auto" and not first and best.error > rules.fitted and structured:
+            best, left = yield from self.counted(min(guess, facts.max_heads, most))
+        if best.error > rules.fitted and left and (yield from self.around()):
+            return End(best, True, "around")
+        if facts.method == "auto" and not first and best.error > rules.fitted and left:
             more = yield from self.factors()
             if more is not None and more.error < 0.5 * best.error:
                 best = more
-                structured = more.error > rules.fitted and (yield Probe("left-factors", more.name))
+                left = more.error > rules.fitted and (yield Probe("left-factors", more.name))
         if best.error > facts.floor and best.out_rank is None and best.sequences < min(facts.n, facts.most):
             best = yield Polish("final", best.name, everything=True)
-            structured = structured or (yield Probe("left-final", best.name))
-        return End(best, structured)
+            left = left or (yield Probe("left-final", best.name))
+        return End(best, left)
 
     # -- factors --------------------------------------------------------------------------------------------
 
@@ -369,7 +372,7 @@ class _Plan:
         yield from self.set_aside(best)
         tried, misses, structured = m, 0, False
         asked: Seen | None = None
-        while best.error > facts.floor:
+        while best.error > max(facts.floor, rules.done):
             here = best.heads
             if best is not asked:  # asked once of every fit: what a stage's name stands for must not change
                 structured = yield Probe(f"left-{here}", best.name)
@@ -379,9 +382,8 @@ class _Plan:
                 structured = best.error > facts.floor and (yield Probe(f"left-{here}-all", best.name))
             asked = best
             tried += 1
-            # Too few rows for moments show little of what is left: look further before calling it noise.
-            blind = best.error > rules.near and (not self.moments or (
-                best.error > rules.nothing and facts.n < rules.unsure))
+            # Few rows show little of what is left: look further before calling it noise.
+            blind = best.error > rules.near and (not self.moments or facts.n < rules.unsure)
             if not (structured or blind) or misses > (rules.blind_misses if blind else rules.misses):
                 break
             if not facts.within(tried):

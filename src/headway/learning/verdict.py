@@ -39,8 +39,12 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
     named = _outliers(loop, best)
     judge = source.judge[~np.isin(source.judge, named)]
     error = source.error(judge if len(judge) else source.judge, best.Theta, best.W, best.offset)
-    layer = source.frame.leave(best.Theta, best.W, best.offset, loop.examples.mask)
-    layer = without_empty(layer.canonical(1e-12), max(error, loop.floor), source.frame.scale)
+    # Equal and empty heads are told in working coordinates, where sizes mean something.
+    plain = AttentionLayer(best.Theta[:, :-1], best.W, best.Theta[:, -1], best.offset, loop.examples.mask)
+    plain = plain.canonical(1e-12)
+    assert plain.offset is not None
+    layer = source.frame.leave(plain.augmented, plain.W, plain.offset, loop.examples.mask)
+    layer = without_empty(layer, max(error, loop.floor), source.frame.scale)
     if best.out_rank is not None and error < FITTED:
         # Read off a rough estimate; now they can be counted.
         exact = ranks(layer, max(1e-9, 1e3 * error))
@@ -103,7 +107,7 @@ def status(
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
                       f"arithmetic ({floor:.0e}). What the inputs hardly show of the heads may be known less well "
                       f"than that.{tail}", numbers)
-    if cause:
+    if cause in evidence.CAUSES:
         return Status("not_realisable", f"Not the labels of such a layer. {evidence.CAUSES[cause]} With {count}, "
                       f"{error:.2e} of their spread is left {on}.{tail}", {**numbers, "residual_floor": error})
     if best.reason == "time" and structured:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -66,6 +66,12 @@ def residualise(batches: Batches) -> tuple[Tensor, float, float, int]:
     return coefficients, 1.0 - left / max(total, 1e-300), left / max(N, 1), count
 
 
+def without_linear(rows: Rows, coefficients: Tensor) -> Rows:
+    """The same rows without what [x̄_a, x_a, 1] explains of their labels."""
+    F = _linear_features(rows, attention.uniform(rows.X, rows.see))
+    return replace(rows, Y=rows.Y - (F @ coefficients.to(rows.X)).view(rows.Y.shape))
+
+
 def span(
     batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6
 ) -> Moments:
@@ -83,8 +89,7 @@ def span(
         total = 0
         for rows in batches():
             P = attention.uniform(rows.X, rows.see)
-            linear = _linear_features(rows, P) @ coefficients.to(rows.X)
-            Y = ((rows.Y - linear.view(rows.Y.shape)) / left**0.5)
+            Y = without_linear(rows, coefficients).Y / left**0.5
             ready = rows, P, Y
             total += Y.element_size() * (rows.X.numel() + 2 * rows.Y.numel())
             seen.append(ready)
