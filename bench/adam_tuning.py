@@ -65,7 +65,7 @@ def main() -> None:
     m, d = SIZE["heads"], SIZE["width"]
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
-    settings = [Setting(rate=rate, rows=batch, steps=steps) for rate, batch, steps in itertools.product(
+    settings = [Setting(rate=rate, rows=batch, steps=steps, warm=0) for rate, batch, steps in itertools.product(
         RATES, ROWS, STEPS)]
     with fair():
         for case, rank, size in (("full rank", None, d), (f"rank {RANK}", RANK, RANK)):
@@ -80,8 +80,9 @@ def main() -> None:
             rows += found
             summary |= {f"{case}, fastest to {target}": best(found, target=target) for target in ("1e-06", "1e-12")}
         pairs = instances(None, "words")
-        found = [tried("words", pairs, Way(m, Setting(rate=rate, steps=max(STEPS), white=white)), 1e-4)
-                 for white, rate in itertools.product((False, True), RATES)]
+        found = [tried("words", pairs, Way(m, Setting(
+            rate=rate, rows=min(ROWS), steps=max(STEPS), warm=0, white=white)), 1e-4)
+            for white, rate in itertools.product((False, True), RATES)]
         record("adam_tuning", "python bench/adam_tuning.py", {**summary, "words, fastest to 1e-04": best(found)},
                [*rows, *found])
 

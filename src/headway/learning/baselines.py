@@ -33,7 +33,8 @@ Report = Callable[[float], None]
 Watch = Callable[[Tensor, Tensor, Tensor], bool]  # shown Θ, W and c; whether that is enough
 LOOK = 50  # steps between two reports
 HOLD = 0.15  # part of the budget before an exponential fall begins
-ROWS = {"cuda": 16_384, "cpu": 512}  # of a batch
+RATE = 1e-2  # up to width 32; wider layers want less
+ROWS = {"cuda": 16_384, "cpu": 1024}  # of a batch
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,22 @@ class Setting:
     held and then falls exponentially to that part of itself, which reaches more digits and, in float32, none that
     count. ``white``: in whitened coordinates, else in plain ones (centred, divided by one number)."""
 
-    rate: float = 5e-3
+    rate: float | None = None  # None: by the width
     steps: int = 3000
     rows: int | None = None  # of a batch; None: by the device
-    warm: int = 0
+    warm: int = 100
     last: float = 0.0
     dtype: torch.dtype = torch.float32
     fast: bool = True  # on a GPU, products in TF32
     white: bool = False
 
-    def rate_at(self, part: float, step: int) -> float:
+    def rate_at(self, part: float, step: int, width: int) -> float:
         """The rate when ``part`` of the budget is spent and ``step`` steps are made."""
-        rise = min(1.0, (step + 1) / max(self.warm, 1))
+        top = RATE * min(1.0, math.sqrt(32 / width)) if self.rate is None else self.rate
+        top *= min(1.0, (step + 1) / max(self.warm, 1))
         if not self.last:
-            return self.rate * rise * 0.5 * (1 + math.cos(math.pi * part))
-        return self.rate * rise * math.exp(math.log(self.last) * max(0.0, part - HOLD) / (1 - HOLD))
+            return top * 0.5 * (1 + math.cos(math.pi * part))
+        return top * math.exp(math.log(self.last) * max(0.0, part - HOLD) / (1 - HOLD))
 
 
 TUNED = Setting()
@@ -87,7 +89,7 @@ def adam(
     index = spaced(source.fit, min(len(source.fit), source.most()))
     table = table_of(source.seen_through(frame), index, setting.dtype)
     begin = _unknowns(heads, table, size, out_size, seed)
-    k, device = table.X.shape[1], table.X.device
+    (_, k, d), device = table.X.shape, table.X.device
     batch = min(len(table.X), max(8, (setting.rows or ROWS.get(device.type, ROWS["cpu"])) // k))
     step = Step(table, _model, begin, batch, seed, fast=setting.fast)
     spread = table.spread()
@@ -100,7 +102,7 @@ def adam(
         part = done / setting.steps if seconds is None else (time.perf_counter() - begun) / seconds
         if part >= 1:
             break
-        step.rate(setting.rate_at(part, done))
+        step.rate(setting.rate_at(part, done, d))
         step.make()
         done += 1
         if done % LOOK:

@@ -32,7 +32,7 @@ from headway.runs.store import versions
 
 LEARNERS = {  # name: method of learn(), whether it is told the head count
     "moments": ("auto", False), "starts": ("starts", True), "sculpt": ("sculpt", True),
-    "adam": ("descent", True), "lbfgs": ("lbfgs", True)}
+    "adam": ("adam", True), "lbfgs": ("lbfgs", True)}
 FRESH = 500  # sequences the function is judged on
 SLACK = 30.0  # seconds beyond twice the budget after which a process is stopped
 

@@ -223,7 +223,8 @@ class Step:
         self.speed = torch.zeros((), device=device)
         self.last = torch.zeros((), device=device)
         self.adam = torch.optim.AdamW(self.values, lr=self.speed if captured else 0.0, betas=(0.9, 0.99),
-                                      eps=eps, weight_decay=decay, capturable=captured, fused=None if captured else True)
+                                      eps=eps, weight_decay=decay, capturable=captured,
+                                      fused=None if captured else True)
         self.order = torch.empty(0, dtype=torch.long)
         self.graph: torch.cuda.CUDAGraph | None = None
         if captured:
