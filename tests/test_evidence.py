@@ -14,6 +14,7 @@ from scipy.stats import binom
 import headway as hw
 from headway.learning import evidence
 from headway.learning.candidate import Candidate
+from headway.learning.polish import floor_of
 from headway.learning.source import FEW, Source, far_out, find_frame, split
 
 WIDTH, LENGTH = 4, 6
@@ -147,6 +148,8 @@ def test_labels_are_seen_through_at_a_glance():
     labels = {"token": X @ normal(4, 4, seed=2) + 1.0, "causal": replace(truth, mask="causal")(X), "": truth(X)}
     for cause, Y in labels.items():
         assert evidence.glance(source_of(hw.Examples(X, Y)), 1e-12) == cause
+        half = hw.Examples(X, Y.bfloat16())
+        assert evidence.glance(source_of(half), floor_of(half.dtype)) == cause
     told = source_of(hw.Examples(X, labels["causal"], mask="causal"))
     assert evidence.glance(told, 1e-12) == "", "whoever says causal is not told so"
     few = source_of(hw.Examples(X[:6], labels["token"][:6]))

@@ -281,7 +281,7 @@ def test_labels_that_are_mostly_noise_still_tell_the_heads(seed):
 def test_a_limit_is_named():
     truth = hw.AttentionLayer.random(heads=6, width=12, scale=4.0, seed=31)
     fit = hw.learn(hw.draw(truth, count=900, length=6, seed=32), heads=6,
-                   method=hw.Auto(limit=1, starts=1))
+                   method=hw.Moments(limit=1, starts=1))
     assert fit.status.kind == "limit", fit.status.sentence
     assert "the limit of 1 iterations" in fit.status.sentence
 

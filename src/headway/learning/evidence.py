@@ -74,7 +74,7 @@ def glance(source: Source, floor: float) -> str:
         C = torch.linalg.lstsq(A, a).solution
         return float((b - B @ C).norm() / (b - b.mean(0)).norm().clamp_min(1e-300))
 
-    met = 1e3 * floor
+    met = min(1e3 * floor, 0.01)  # the floor of half precision is high
     if left(rows.X, rows.Y) < met:
         return "token"
     alone = source.examples.mask == "none" and rows.X.shape[1] > 1 and len(index) >= 4 * (source.d + 1)
