@@ -124,10 +124,7 @@ class TestEveryLearner:
         assert error < 1e-3
         assert error < max(1e-12, 3 * fit.stats["held_out_error"]), "the reported error does not flatter"
 
-    def test_says_recovered_only_at_the_floor(self, method, request):
-        if method == "factors":
-            request.applymarker(pytest.mark.xfail(
-                strict=True, reason="thin heads are called undetermined below 8 different tokens a direction"))
+    def test_says_recovered_only_at_the_floor(self, method):
         *_, fit, _ = self.fitted(method)
         exact = method not in BASELINES
         assert fit.status.kind == ("recovered" if exact else "fitted"), fit.status

@@ -68,7 +68,6 @@ def test_rank_is_read_off_the_singular_values():
     assert hw.learn(data, heads=3, rank=None).stats["rank"] is None
 
 
-@pytest.mark.xfail(strict=True, reason="thin heads are called undetermined below 8 different tokens a direction")
 def test_a_known_rank_makes_do_with_fewer_examples(refused):
     truth = hw.AttentionLayer.random(heads=2, width=24, rank=1, seed=7)
     full, low = Size(24, 24, 4).floor(2), Size(24, 24, 4, rank=2).floor(2)

@@ -74,7 +74,7 @@ def glance(source: Source, floor: float) -> str:
         C = torch.linalg.lstsq(A, a).solution
         return float((b - B @ C).norm() / (b - b.mean(0)).norm().clamp_min(1e-300))
 
-    met = min(1e3 * floor, 0.01)  # the floor of half precision is high
+    met = min(1e3 * floor, 1e-6)
     if left(rows.X, rows.Y) < met:
         return "token"
     alone = source.examples.mask == "none" and rows.X.shape[1] > 1 and len(index) >= 4 * (source.d + 1)
@@ -240,12 +240,12 @@ def determined(source: Source, best: Candidate, generator: torch.Generator) -> f
     """The least curvature of the fit in Θ, relative: where it is nothing (below FLAT), other Θ do as well.
 
     Of thin factors it is not formed: a change of factors that leaves Θ as it is would show as flat. There as many
-    different tokens as eight times the width are taken as enough.
+    different tokens as twice the width are taken as enough.
     """
     if best.out_rank is not None or best.rank is not None:
         sample = source.examples.take(spaced(source.fit, min(len(source.fit), 512)))
         different = len(torch.unique(sample.X.reshape(-1, sample.width), dim=0))
-        return math.inf if different > 8 * source.d else 0.0
+        return math.inf if different > 2 * source.d else 0.0
     problem = source.problem(spaced(source.fit, min(best.sequences, len(source.fit))), best.heads, torch.float64)
     point = evaluate(problem, best.Theta)
     return least_curvature(problem, point, Full(best.Theta), generator)

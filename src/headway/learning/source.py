@@ -255,7 +255,7 @@ def far_out(squares: np.ndarray, least: float = 0.0, times: float = STANDS_OUT) 
     bound = max(times**2 * float(np.median(squares)), least)
     order = np.sort(squares)
     first = int(np.searchsorted(order, bound, side="right"))
-    if first == len(order) or first == 0:
+    if first in (0, len(order)) or not bound > 0:
         return none
     # Where right sequences end there is a gap; a tail that goes on and on has none.
     ratios = order[first:] / np.maximum(order[first - 1 : -1], bound / times**2)
