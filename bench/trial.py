@@ -26,7 +26,7 @@ import judged
 import labels
 import nets
 from common import record
-from headway.core.examples import write
+from headway.core.shards import write
 from judged import AS_GOOD_AS_EXACT, LABEL_NOISE, NO_LAYER, SPOILT, Case, Said, Truth
 
 LAYER = hw.AttentionLayer.random(heads=2, width=8, seed=0)

@@ -128,6 +128,16 @@ def test_where_no_row_has_neighbours_fewer_probes_are_asked():
     assert set(found) == set(PROBES) - {"attention, before"}
 
 
+def test_what_a_close_fit_leaves_is_not_the_rounding_of_single_precision():
+    X = normal(1200, LENGTH, WIDTH, seed=2)
+    source = source_of(hw.Examples(X, layer()(X) + 1e-10 * normal(*X.shape, seed=3)))
+    assert source.frame.plain
+    close = candidate(layer().Theta, layer().W / source.frame.scale, 1000, residual=1e-10)
+    assert not evidence.dependent(evidence.structure(source, close, torch.Generator().manual_seed(0)))
+    rough = replace(close, residual=1.0)  # as if single precision would do
+    assert evidence.dependent(evidence.structure(source, rough, torch.Generator().manual_seed(0)))
+
+
 def test_filling_shows_nothing():
     """Labels of filling are anything; only rows that count are probed."""
     X, R = normal(400, 5, 4), normal(400, 5, 4, seed=1)
