@@ -55,7 +55,7 @@ def tune() -> None:
             else:
                 found = lbfgs(source, heads, seed=draw, seconds=SECONDS, history=choice["history"],
                               scale=choice["scale"], sequences=choice["floors"] * floor)
-            errors.append(found.held)
+            errors.append(found.error)
         rows.append({"learner": name, "setting": str(choice), "below 1e-3": sum(e < 1e-3 for e in errors),
                      "mean error": math.exp(sum(math.log(e) for e in errors) / len(errors)),
                      "errors": ", ".join(f"{e:.1e}" for e in errors)})

@@ -24,9 +24,9 @@ MOST = 8_000_000
 def attempt(method: str, m: int, count: int, seed: int) -> tuple[bool, float]:
     layer = hw.AttentionLayer.random(heads=m, width=16, scale=3.0, seed=seed)
     data = hw.draw(layer, count=count, length=2, seed=60_000 + seed)
-    extra = {"truth": layer} if method == "sculpt" else {}
+    learner = hw.Sculpt(truth=layer) if method == "sculpt" else method
     try:
-        fit, seconds = timed(lambda: hw.learn(data, heads=m, method=method, **extra))
+        fit, seconds = timed(lambda: hw.learn(data, heads=m, method=learner))
     except ValueError:  # below the counting floor
         return False, 0.0
     good = hw.match(fit.layer, layer).worst < 1e-9

@@ -26,7 +26,7 @@ def main() -> None:
         print(f"m={m} d={d} n={n}: {spent:.1f} s, worst {worst:.1e}, {fit.status.sentence}", flush=True)
         print([round(s, 3) for s in fit.trace[1].get("singular_values", [])], flush=True)
         for event in fit.trace:
-            told = ("seconds", "residual", "held", "sequences", "rank", "gap", "agreeing")
+            told = ("seconds", "residual", "error", "sequences", "rank", "gap", "agreeing")
             print("  ", event["stage"], {name: event[name] for name in told if name in event}, flush=True)
 
 

@@ -19,7 +19,8 @@ def main() -> None:
         with torch.no_grad():  # biases start at zero in torch; a trained module has some
             module.in_proj_bias.normal_(0, 0.1)
             module.out_proj.bias.normal_(0, 0.1)
-        fit, seconds = timed(lambda module=module, seed=seed: hw.learn(oracle=module, length=16, seed=seed))
+        fit, seconds = timed(lambda module=module, seed=seed: hw.learn(
+            hw.ask(module, length=16, seed=seed), seed=seed))
         again = hw.to_torch(fit.layer, head_dim=8)
         X = torch.randn(100, 20, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():

@@ -25,7 +25,7 @@ from headway.learning.source import Source, find_frame
 from stopwatch import clock
 
 HEADS, LENGTH = 12, 32
-TOLD = ("seconds", "residual", "held", "sequences", "rank", "gap", "starts", "residuals", "products", "heads")
+TOLD = ("seconds", "residual", "error", "sequences", "rank", "gap", "starts", "residuals", "products", "heads")
 
 
 def within(found: hw.AttentionLayer, truth: hw.AttentionLayer, tolerance: float) -> int:
@@ -46,7 +46,7 @@ def rival(data: hw.Examples, truth: hw.AttentionLayer, seconds: float, rates: li
         spent = clock(data.device) - begun
         layer = frame.leave(found.Theta, found.W, found.offset, "none")
         runs.append({"Adam steps": found.products // 2, "Adam, s": round(spent, 1), "Adam rate": rate,
-                     "Adam head size": size, "Adam held out": found.held,
+                     "Adam head size": size, "Adam held out": found.error,
                      "Adam heads within 1e-6": within(layer, truth, 1e-6),
                      "Adam heads within 0.1": within(layer, truth, 0.1)})
     return min(runs, key=lambda run: run["Adam held out"])

@@ -27,7 +27,7 @@ def attempt(name: str, seed: int) -> dict[str, object]:
     m, d, k, n, _, _ = CASES[name]
     layer = hw.AttentionLayer.random(heads=m, width=d, scale=3.0, seed=seed)
     data = hw.draw(layer, count=n, length=k, seed=50_000 + seed)
-    fit, seconds = timed(lambda: hw.learn(data, heads=m, method="sculpt", truth=layer))
+    fit, seconds = timed(lambda: hw.learn(data, heads=m, method=hw.Sculpt(truth=layer)))
     phases = next(event for event in fit.trace if event["stage"] == f"sculpt-{m}")["phases"]
     last = phases[-1]
     worst = hw.match(fit.layer, layer).worst

@@ -24,7 +24,7 @@ from headway.sculpting.rows import Reservoir
 from headway.sculpting.thresholds import Thresholds
 
 PHASES = ("crude sum", "sculpt", "refine", "sharpen")
-BRIEF = hw.Sculpt(thresholds=Thresholds(sharpen=1))  # where there is nothing to close in on, sharpening goes on long
+BRIEF = hw.Sculpt(thresholds=Thresholds(sharpen=1))  # sharpening is long where there is nothing to close in on
 
 
 def instance(heads=2, width=6, count=60_000, length=2, seed=0, **law):

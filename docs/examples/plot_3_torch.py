@@ -16,7 +16,7 @@ module = torch.nn.MultiheadAttention(32, 4, batch_first=True, dtype=torch.float6
 torch.nn.init.normal_(module.in_proj_bias, std=0.3)
 torch.nn.init.normal_(module.out_proj.bias, std=0.3)
 
-fit = hw.learn(oracle=module)
+fit = hw.learn(hw.ask(module))
 print(fit.status)
 assert fit.layer.heads == 4
 

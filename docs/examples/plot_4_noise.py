@@ -3,8 +3,8 @@ Noise is told from structure
 ============================
 
 With noisy labels the residual stops falling. Is what is left noise, or a missing head? The learner compares
-the residual's relation to the inputs with that of residuals handed to other sequences. The error of the heads
-falls as one over the root of the number of examples, as it must.
+the residual's relation to the inputs with that of residuals whose signs are drawn at random. The error of the
+heads falls as one over the root of the number of examples, as it must.
 """
 
 import matplotlib.pyplot as plt

@@ -18,8 +18,8 @@ floor = Size(width, width, length).floor(heads)
 ratios = [0.3, 0.6, 3.0, 6.0]
 success = []
 for ratio in ratios:
-    # A tenth is held out, so that much more is drawn.
-    count = math.ceil(ratio * floor / 0.9)
+    # Fifteen in a hundred are kept for choosing and judging, so that much more is drawn.
+    count = math.ceil(ratio * floor / 0.85)
     right = 0
     for seed in range(3):
         truth = hw.AttentionLayer.random(heads=heads, width=width, seed=seed)

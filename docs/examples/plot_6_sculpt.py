@@ -14,7 +14,7 @@ from headway.runs.traces import rounds
 
 truth = hw.AttentionLayer.random(heads=2, width=10, scale=2.0, seed=0)
 data = hw.draw(truth, count=60_000, length=2, seed=1)
-fit = hw.learn(data, heads=2, method="sculpt", truth=truth)
+fit = hw.learn(data, heads=2, method=hw.Sculpt(truth=truth))
 print(fit.status)
 assert hw.match(fit.layer, truth).worst < 1e-9
 

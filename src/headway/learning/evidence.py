@@ -41,6 +41,7 @@ OWN = 0.05  # part of sign patterns above which a row shows no attention of its 
 CURVED = 128  # random features of a probe for anything nonlinear
 SHARP = 256  # features at most of a probe for other rules of the scores
 MOST = 0.1  # part of the squared error that those which stand out must carry
+CLOSE = 1e-4  # residual below which float64 is needed to look at what is left
 FLAT = 1e-9  # curvature, relative, below which a direction of Θ is not determined
 
 CAUSES = {  # what labels that are no layer's may be, and what to do about it
@@ -109,7 +110,9 @@ def structure(
     rows = ROWS.get(source.device.type, ROWS["cpu"])
     count = min(len(source.fit), best.sequences or len(source.fit), max(32, rows // source.examples.length))
     index = spaced(source.fit, count)
-    first, second = ([left_over(part, best) for part in source.stream(half, best.heads, torch.float32)]
+    # What a close fit leaves is below the rounding of float32, which depends on the inputs.
+    dtype = torch.float32 if best.residual > CLOSE else torch.float64
+    first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
                      for half in (index[::2], index[1::2]))
     found: dict[str, float] = {}
     for name, features in _linear_probes(source, best, generator).items():
