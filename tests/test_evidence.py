@@ -166,6 +166,23 @@ def test_labels_are_seen_through_at_a_glance():
     assert evidence.glance(few, 1e-12) == "", "few rows are met by any linear function"
 
 
+@pytest.mark.parametrize("move", [lambda Y: Y.roll(1, 1), lambda Y: Y.roll(-1, 1), lambda Y: Y.flip(1)],
+                         ids=["the row before", "the row after", "reversed"])
+def test_labels_that_belong_to_other_rows_are_found(move):
+    X = normal(1000, LENGTH, WIDTH, seed=2)
+    own = layer()(X)
+    assert not evidence.shifted(source_of(hw.Examples(X, own)), torch.Generator().manual_seed(0))
+    assert evidence.shifted(source_of(hw.Examples(X, move(own))), torch.Generator().manual_seed(0))
+
+
+def test_labels_without_relation_are_seldom_said_to_belong_to_other_rows():
+    told = 0
+    for seed in range(DRAWS):
+        source = source_of(hw.Examples(*noise(seed)))
+        told += evidence.shifted(source, torch.Generator().manual_seed(seed))
+    assert told <= binom.ppf(0.9999, DRAWS, evidence.LEVEL)
+
+
 # -- are the heads determined? ----------------------------------------------------------------------------------
 
 
