@@ -68,7 +68,7 @@ def test_noise_of_any_size_is_seldom_said_to_depend_on_the_inputs():
     """Up to chance each probe's part is at most 0.1 in a tenth of the draws, and one of J at most LEVEL/J in LEVEL
     of them."""
     found = [probed(*noise(seed), seed=seed) for seed in range(DRAWS)]
-    assert set(found[0]) == set(PROBES)
+    assert set(found[0]) == {*PROBES, "place"}
     told = sum(evidence.dependent(parts) for parts in found)
     assert told <= binom.ppf(0.9999, DRAWS, evidence.LEVEL)
     for probe in found[0]:
@@ -121,11 +121,11 @@ def test_a_relation_is_found_by_its_probe(name):
 
 
 def test_where_no_row_has_neighbours_fewer_probes_are_asked():
-    assert set(probed(normal(60, 2, 3), normal(60, 2, 3, seed=1))) == set(PROBES) - {"attention, near"}
+    assert set(probed(normal(60, 2, 3), normal(60, 2, 3, seed=1))) == {*PROBES, "place"} - {"attention, near"}
     causal = source_of(hw.Examples(normal(60, 4, 3), normal(60, 4, 3, seed=1), mask="causal"))
     blank = candidate(torch.zeros(1, 3, 3).double(), torch.zeros(1, 3, 3).double(), 60)
     found = evidence.structure(causal, blank, torch.Generator().manual_seed(0))
-    assert set(found) == set(PROBES) - {"attention, before"}
+    assert set(found) == {*PROBES, "place"} - {"attention, before"}
 
 
 def test_what_a_close_fit_leaves_is_not_the_rounding_of_single_precision():

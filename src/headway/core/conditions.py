@@ -1,6 +1,6 @@
 """The first paper's non-degeneracy conditions as numbers measured on a layer, or on estimates of its parts.
 
-The kinds of condition are the paper's; the bounds below are ours, and generous: what falls under them is visibly
+The kinds of condition are the paper's; the bounds below are ours, and wide: what falls under them is visibly
 degenerate.
 """
 

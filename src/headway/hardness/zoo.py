@@ -115,7 +115,7 @@ def floor_sweep(quick: bool) -> list[Instance]:
     m, d, k = 2, 12, 6
     floor = Size(d, d, k).floor(m)
     return [Instance(f"floor-{ratio:g}-{scale:g}", f"{ratio:g} times the floor, scores of deviation {scale:g}",
-                     _random(heads=m, width=d, scale=scale), math.ceil(ratio * floor / 0.9) + 1, k,
+                     _random(heads=m, width=d, scale=scale), math.ceil(ratio * floor / 0.85) + 1, k,
                      where={"examples over the floor": ratio, "scale": scale})
             for ratio in ratios for scale in scales]
 

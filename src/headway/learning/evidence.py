@@ -34,6 +34,7 @@ from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
 
 MOVED = ("attention, from the row", "attention, reversed")  # probes for labels away from their tokens
+PLACE = ("position", "neighbours", "attention, near", "attention, before")
 LEVEL = 0.01  # chance that pure noise is said to depend on the inputs
 FLIPS = 4999  # random signs
 ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
@@ -114,15 +115,18 @@ def structure(
     dtype = torch.float32 if best.residual > CLOSE else torch.float64
     first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
                      for half in (index[::2], index[1::2]))
-    found: dict[str, float] = {}
+    found: dict[str, Tensor] = {}
     for name, features in _linear_probes(source, best, generator).items():
         pulse()
-        found[name] = _part(_linear(first, second, features), generator)
+        found[name] = _linear(first, second, features)
     for name, change in _attention_probes(source).items():
         pulse()
         halves = [[change(part) for part in half] for half in (first, second)]
-        found[name] = _part(_responses(halves[0], halves[1], generator), generator)
-    return found
+        found[name] = _responses(halves[0], halves[1], generator)
+    # Scores that depend on where a token stands show a little in each of these, and more in all of them.
+    some = [c / c.norm().clamp_min(1e-300) for name, c in found.items() if name in PLACE]
+    found["place"] = torch.stack(some).sum(0)
+    return {name: _part(c, generator) for name, c in found.items()}
 
 
 def dependent(probes: dict[str, float]) -> bool:

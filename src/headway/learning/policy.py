@@ -1,8 +1,8 @@
 """What to do next: from numbers alone, without solving anything, drawing anything or looking at a clock.
 
 ``plan`` is a generator: it yields actions, is sent what each found, and returns the candidate to judge. So it reads
-from top to bottom like the procedure it is, and can be run against made-up answers in a test. Every threshold is a
-field of ``Rules``; what each buys is measured by bench/rules.py.
+from top to bottom like the procedure it is, and can be run against made-up answers in a test. The thresholds that
+decide are fields of ``Rules``.
 
 The order of events. Where the inputs call for it, descent on factors, pruned and refined. Otherwise the span of the
 Θ_i by moments if there are rows enough, the heads inside it, Gauss–Newton to the floor; or random starts. What is
@@ -46,6 +46,7 @@ class Rules:
     near: float = 0.05  # only a start in the right basin comes below
     enough: float = 0.5  # an unmixed fit below is polished before others are tried
     clear: float = 1.5  # gap of the moments below which labels may belong to other rows
+    shown: int = 256  # sequences from which that is asked: fewer may seem so by chance
     moment_rows: float = 4.0  # times d² rows from which moments are looked at
     white_rows: float = 8.0  # times d² rows below which white tokens are too few for moments of a wide layer
     wide: int = 64  # width from which random starts are hopeless, for white tokens
@@ -55,7 +56,7 @@ class Rules:
     hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
     small: int = 32  # width up to which projections of full rank cost little
     better: float = 0.95  # part of the error that one more head must leave at most
-    misses: int = 1  # head counts without gain before the search ends
+    misses: int = 1  # head counts without gain that are forgiven before the search ends
     blind_misses: int = 3  # the same, where too few rows show what is left
     unsure: int = 512  # sequences below which probes see little: look further before calling the rest noise
     done: float = 1e-9  # error at which no further head is looked for, though the floor is lower
@@ -162,7 +163,7 @@ class _Plan:
         if facts.rows >= rules.moment_rows * facts.size.d**2 and facts.method != "starts":
             found = yield Span("span")
             guess, self.moments = found.heads, True
-            if found.gap < rules.clear and (yield Glance("rows", rows=True)):
+            if found.gap < rules.clear and facts.n >= rules.shown and (yield Glance("rows", rows=True)):
                 return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, "shifted")
         if facts.heads is not None:
             best, left = yield from self.given(facts.heads)
@@ -196,7 +197,7 @@ class _Plan:
         seldom exceed; the same with its weights held down; with projections of full rank."""
         facts, d, e = self.facts, self.facts.size.d, self.facts.size.e
         q = min(d, facts.rank if isinstance(facts.rank, int) else max(24, 8 * math.ceil(d / 64)))
-        m = facts.heads or max(6, min(32, facts.max_heads, math.ceil(3 * d / q)))
+        m = facts.heads or min(facts.max_heads, max(6, min(32, math.ceil(3 * d / q))))
         full = min(d, e)
         p = full if d <= self.rules.small else min(q, full)
         rungs = [Rung(m, q, p, 0.0), Rung(m, q, p, self.rules.hold)]
@@ -398,6 +399,8 @@ class _Plan:
             if misses == 0:
                 best = better(best, more)
                 yield from self.set_aside(best)
+        if best.error <= max(facts.floor, rules.done):
+            structured = False
         if structured:
             best = yield from self.freed(best)
         if structured and best.error > facts.floor:
