@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pages import Record, kept, of, prose, upto
+from pages import Record, kept, listed, of, prose, span, upto
 
 Row = tuple[str, str, Record]
 
@@ -24,7 +24,21 @@ def rows() -> list[Row]:
         ("all layers of a small trained GPT (d = 64) and encoder (d = 32), a minute each, nothing told", gpts,
          "gpts"),
     )
-    return [(what, said(), Record(name)) for what, said, name in wanted if kept(name)]
+    found = [(what, said(), Record(name)) for what, said, name in wanted if kept(name)]
+    encoder = "layers of a sentence encoder (12 heads, width 384) from {}; nothing told, one H200"
+    for name, words in (("text_few", "5,000 random ±1 sequences of 32"),
+                        ("text_own", "their own activations on 40,000 pieces of text (layer 0 is not learned yet)"),
+                        ("text_4000", "their own activations on 4,000 pieces")):
+        if kept(name):
+            found.append((encoder.format(words), text(name), Record(name)))
+    return found
+
+
+def text(name: str) -> str:
+    r = Record(name)
+    layers = listed(sorted(r.column("layer")))
+    return (f"layers {layers}: 12 heads found in {of(n == 12 for n in r.column('heads found'))}, error on other "
+            f"sequences at most {upto(r.column('error on other sequences'))}, {span(r.column('seconds'), '.0f')} s")
 
 
 def verdicts() -> str:
