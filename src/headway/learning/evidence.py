@@ -8,8 +8,8 @@ inputs and coefficients B are taken from one half of the sequences, and on the o
 
 is compared with Σ_s ±c_s for random signs. If r, given the inputs, is as likely as −r (noise of any size, which
 may depend on the inputs), then t is as likely to be the largest as any other: an exact test, whatever the features.
-Each probe gives the part of the sign patterns that reach t; with J probes the residual is said to depend on the
-inputs if one part is at most LEVEL/J.
+Each probe gives the part of the sign patterns that reach t, for either half in turn, twice the lesser of the two;
+with J probes the residual is said to depend on the inputs if one part is at most LEVEL/J.
 
 The residuals are those of the rows fitted: there the error of the estimate itself leaves no trace, to first order.
 """
@@ -115,6 +115,15 @@ def structure(
     dtype = torch.float32 if best.residual > CLOSE else torch.float64
     first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
                      for half in (index[::2], index[1::2]))
+    ways = [_looked_at(source, best, *halves, generator, pulse) for halves in ((first, second), (second, first))]
+    return {name: min(1.0, 2 * min(way[name] for way in ways)) for name in ways[0]}
+
+
+def _looked_at(
+    source: Source, best: Candidate, first: list[Rows], second: list[Rows], generator: torch.Generator,
+    pulse: Callable[[], None],
+) -> dict[str, float]:
+    """Every probe's part, with coefficients of the first half, on the second."""
     found: dict[str, Tensor] = {}
     for name, features in _linear_probes(source, best, generator).items():
         pulse()
