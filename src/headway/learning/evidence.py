@@ -28,7 +28,7 @@ from headway.core import attention
 from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import least_curvature
 from headway.learning.shapes import Full
-from headway.learning.source import Source, far_out, spaced
+from headway.learning.source import CHECKED, Source, far_out, spaced
 from headway.learning.starts import moments
 from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
@@ -304,8 +304,8 @@ def condition(L: Tensor) -> float:
 def standing_out(source: Source, best: Candidate) -> np.ndarray:
     """Sequences to fit and to select by that the fit misses by far, if they are few and carry most of the error."""
     index = np.concatenate([source.fit, source.select])
-    if len(index) > 65_536:
-        index = spaced(index, 65_536)
+    if len(index) > CHECKED:
+        index = spaced(index, CHECKED)
     errors, _ = source.errors(index, best.Theta, best.W, best.offset)
     far = far_out(errors)
     if not far.any() or errors[far].sum() < MOST * errors.sum():

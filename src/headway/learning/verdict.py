@@ -27,6 +27,7 @@ from headway.learning import evidence
 from headway.learning.candidate import Candidate
 from headway.learning.loop import Loop
 from headway.learning.polish import FITTED
+from headway.learning.source import CHECKED
 
 NOTHING = 0.9  # error of a fit that has learned nothing
 APART = 3.0  # times the noise estimated from the fitted rows: an error above is no noise
@@ -38,7 +39,8 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
     assert source.frame is not None
     named = _outliers(loop, best)
     judge = source.judge[~np.isin(source.judge, named)]
-    error = source.error(judge if len(judge) else source.judge, best.Theta, best.W, best.offset)
+    judge = judge if len(judge) else source.judge
+    error = source.error(judge, best.Theta, best.W, best.offset)
     # Equal and empty heads are told in working coordinates, where sizes mean something.
     plain = AttentionLayer(best.Theta[:, :-1], best.W, best.Theta[:, -1], best.offset, loop.examples.mask)
     plain = plain.canonical(1e-12)
@@ -64,7 +66,8 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
         groups = [group for group in key_groups(layer) if len(group) > 1]
         if groups:
             stats["key_groups"] = groups
-    found = status(loop, best, layer.heads, error, structured, noise, size, len(named), cause)
+    on = f"on {len(judge)} sequences kept for the judgement"
+    found = status(loop, best, layer.heads, error, on, structured, noise, size, len(named), cause)
     stats["seconds"] = time.perf_counter() - loop.begun
     return Fit(layer, found, stats, tuple(loop.trace))
 
@@ -75,20 +78,20 @@ def _outliers(loop: Loop, best: Candidate) -> np.ndarray:
     found = evidence.outliers(loop.source, best, loop.floor, np.concatenate([parts.judge, parts.aside]))
     if len(parts.aside) or len(found):
         every = np.concatenate([parts.fit, parts.select, parts.judge, parts.aside])
-        if len(every) <= 65_536:
+        if len(every) <= CHECKED:
             found = evidence.outliers(loop.source, best, loop.floor, every)
         loop.trace.append({"stage": "outliers", "outliers": sorted(int(i) for i in found), "seconds": 0.0})
     return found
 
 
 def status(
-    loop: Loop, best: Candidate, heads: int, error: float, structured: bool, noise: float, size: Size,
-    outliers: int = 0, cause: str = "",
+    loop: Loop, best: Candidate, heads: int, error: float, on: str, structured: bool, noise: float, size: Size,
+    outliers: int, cause: str,
 ) -> Status:
+    """What may be said of ``error``, measured ``on`` sequences nobody used."""
     count, source, floor = heads_of(heads), loop.source, loop.floor
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(heads)}
     tail = _tail(loop, outliers)
-    on = f"on {len(source.judge)} sequences kept for the judgement"
     if error <= floor:
         spare = evidence.dependence(source, best, loop.facts.rows_for(best.heads)) < FITTED
         if spare or not _determined(loop, best):
@@ -120,9 +123,9 @@ def status(
         return Status("limit", f"Stopped at the limit of {loop.asked.limit} iterations with {count}: error "
                       f"{error:.1e} {on}, still falling. Raise limit.{tail}", numbers)
     if structured or error > APART * noise:
+        why = "it depends on the inputs" if structured else f"that is far more than the {noise:.2e} of fitted ones"
         return Status("not_realisable", f"Not realisable with {count}: {error:.2e} of the labels' spread is left "
-                      f"{on}, and it depends on the inputs, so it is not noise.{tail}",
-                      {**numbers, "residual_floor": error})
+                      f"{on}, and {why}, so it is not noise.{tail}", {**numbers, "residual_floor": error})
     if error > NOTHING:
         return Status("not_realisable", f"Nothing learned: with {count}, {error:.2f} of the labels' spread is left "
                       f"{on}, and no relation between labels and inputs was found.{tail}",
