@@ -178,7 +178,7 @@ def ranks(layer: AttentionLayer, tolerance: float = 1e-9) -> tuple[int, int]:
     """The largest rank of a [Θ_i; u_i] and of a W_i: the head size a factored layer needs."""
     found = []
     for part in (layer.augmented, layer.W):
-        s = torch.linalg.svdvals(part.double())
+        s = torch.linalg.svdvals(part.double().cpu())  # a GPU takes ten times as long
         found.append(int((s > tolerance * s[:, :1].clamp_min(1e-300)).sum(1).max()))
     return found[0], found[1]
 
@@ -188,7 +188,7 @@ def key_groups(layer: AttentionLayer, tolerance: float = 1e-6) -> list[list[int]
     grouped-query attention looks like from outside."""
     spaces = []
     r, _ = ranks(layer, tolerance)
-    for part in layer.augmented.double():
+    for part in layer.augmented.double().cpu():
         _, s, Vh = torch.linalg.svd(part, full_matrices=False)
         spaces.append(Vh[: int((s > tolerance * s[0]).sum())])
     groups: list[list[int]] = []

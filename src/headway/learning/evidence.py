@@ -278,7 +278,8 @@ def determined(source: Source, best: Candidate, generator: torch.Generator) -> f
     """
     if best.out_rank is not None or best.rank is not None:
         sample = source.examples.take(spaced(source.fit, min(len(source.fit), 512)))
-        different = len(torch.unique(sample.X.reshape(-1, sample.width), dim=0))
+        tokens = np.ascontiguousarray(sample.X.double().cpu().numpy()).reshape(-1, sample.width)
+        different = len(np.unique(tokens.view(np.dtype((np.void, tokens.dtype.itemsize * sample.width)))))
         return math.inf if different > 2 * source.d else 0.0
     problem = source.problem(spaced(source.fit, min(best.sequences, len(source.fit))), best.heads, torch.float64)
     point = evaluate(problem, best.Theta)

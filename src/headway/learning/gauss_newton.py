@@ -170,9 +170,6 @@ def gauss_newton(
         operator = model.products(point, shape, inner)
         if metric is None or history[-1] > 1e-3:  # below, Θ hardly moves and the old one serves
             metric = operator.metric(generator)
-            precondition = metric.solve
-            if history[-1] < NEAR:
-                precondition = _stretched(operator, metric, shape.growth().to(inner))
         exact = operator if inner == model.dtype else model.products(point, shape, model.dtype)
         g = exact.gradient(point.residuals)
         size = float(g.abs().max())
@@ -184,17 +181,20 @@ def gauss_newton(
         tolerance = max(min(0.3, history[-1]), 1e-3, min(eps / history[-1], 0.1))
         accepted = False
         for _ in range(10):
-            lam = damping
+            hold, near = metric.damped(damping, point.loss)
 
-            def apply(v: Tensor, op: Operator = operator, D: Metric = metric, lam: float = lam) -> Tensor:
+            def apply(v: Tensor, op: Operator = operator, hold: Callable[[Tensor], Tensor] = hold) -> Tensor:
                 if pulse is not None:
                     pulse()
-                return op.curvature(v) + lam * D.apply(v)
+                return op.curvature(v) + hold(v)
 
+            precondition = near.solve
+            if history[-1] < NEAR:
+                precondition = _stretched(operator, near, shape.growth().to(inner))
             with fast_products(unit.device, history[-1] > ROUGH):
                 v = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit)
-            # ‖r‖² falls by ⟨v, g + λDv⟩ if the model is right.
-            gain = size**2 * float((v * (unit + lam * metric.apply(v))).sum())
+            # ‖r‖² falls by ⟨v, g⟩ and what holds v back if the model is right.
+            gain = size**2 * float((v * (unit + hold(v))).sum())
             trial = shape.moved((v.to(g.dtype)) * size)
             new = model.evaluate(trial)
             ratio = (point.loss - new.loss) / max(gain, 1e-300)

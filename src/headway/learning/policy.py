@@ -170,7 +170,7 @@ class _Plan:
         else:
             most = max(1, facts.size.most_heads(facts.n))
             best, left = yield from self.counted(min(guess, facts.max_heads, most))
-        if best.error > rules.fitted and left and (yield from self.around()):
+        if best.error > rules.fitted and left and (yield from self.around(best.heads + 1)):
             return End(best, True, "around")
         if facts.method == "auto" and not first and best.error > rules.fitted and left:
             more = yield from self.factors()
@@ -304,9 +304,10 @@ class _Plan:
             self.rounds += 1
             raise _AgainError
 
-    def around(self) -> Steps[bool]:
-        """Whether a layer and a linear function of the row's own token together meet the labels."""
-        for m in range(1, min(self.rules.around, self.facts.max_heads) + 1):
+    def around(self, most: int) -> Steps[bool]:
+        """Whether a layer of at most ``most`` heads and a linear function of the row's own token together meet the
+        labels."""
+        for m in range(1, min(self.rules.around, self.facts.max_heads, most) + 1):
             if not self.facts.within(m + 1):
                 break
             for j in range(2):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headway.learning.thin import Thin, ThinModel, ThinPoint
 
+TRIED = 6  # pairs of heads, half as many different ones, looked at for joining
 Moments = tuple[Tensor, Tensor, Tensor]
 
 
@@ -45,19 +46,19 @@ def without_cost(point: ThinPoint, heads: int) -> Tensor:
 
 
 def merge_cost(shape: Thin, moments: Moments) -> Tensor:
-    """(m, m): by how much ρ grows, to first order, if head i takes the pattern of head j."""
+    """(m, m): by how much ρ grows, to first order, if one of heads i and j takes the pattern of the other."""
     S, M, _ = (part.double() for part in moments)
     A, B = shape.A.double(), shape.B.double()
-    left = torch.einsum("irp,rs,jsq->ijpq", A, S, A)  # A_iᵀSA_j
     m = len(A)
     cost = A.new_zeros(m, m)
     for i in range(m):
         MB = M[i] @ B  # (m, d, q)
-        own = float((left[i, i] * (B[i].mT @ MB[i])).sum())
-        other = torch.stack([(left[j, j] * (B[j].mT @ MB[j])).sum() for j in range(m)])
-        cross = torch.einsum("jpq,jpq->j", left[i], B[i].mT @ MB)
-        cost[i] = own + other - 2 * cross
-    return cost.clamp_min(0.0).fill_diagonal_(float("inf"))
+        SA = S[i] @ A
+        other = ((A.mT @ SA) * (B.mT @ MB)).sum((1, 2))
+        cross = ((A[i].mT @ SA) * (B[i].mT @ MB)).sum((1, 2))
+        cost[i] = other[i] + other - 2 * cross
+    # A saturated head answers to no small change, but a change of its whole pattern is not small: the dearer way.
+    return torch.maximum(cost, cost.mT).clamp_min(0.0).fill_diagonal_(float("inf"))
 
 
 def singular_values(shape: Thin, point: ThinPoint, moments: Moments) -> tuple[Tensor, Tensor]:
@@ -145,32 +146,36 @@ def free_cuts(model: ThinModel, shape: Thin, point: ThinPoint, allowed: float) -
     return shape, point
 
 
-def cheapest(shape: Thin, point: ThinPoint, moments: Moments) -> Cut | None:
-    """The one head fewer that is expected to cost least: left out, or joined with another."""
+def cheapest(model: ThinModel, shape: Thin, point: ThinPoint, moments: Moments) -> tuple[Cut, ThinPoint] | None:
+    """The one head fewer that costs least, O and c solved again: left out, or joined with another. The estimates
+    say which few to look at."""
     m = len(shape.value)
     if m < 2:
         return None
     drop, join = without_cost(point, m), merge_cost(shape, moments)
     i = int(drop.argmin())
-    flat = int(join.argmin())
-    if float(drop[i]) <= float(join.flatten()[flat]):
-        return Cut(heads_kept(shape, [h for h in range(m) if h != i]), float(drop[i]), "a head less")
-    return Cut(merged(shape, point, flat // m, flat % m), float(join.flatten()[flat]), "two heads joined")
+    tried = [("a head less", heads_kept(shape, [h for h in range(m) if h != i]))]
+    for flat in join.flatten().argsort()[:TRIED].tolist():
+        if float(join.flatten()[flat]) < 2 * float(drop[i]):
+            tried.append(("two heads joined", merged(shape, point, flat // m, flat % m)))
+    points = [model.evaluate(smaller) for _, smaller in tried]
+    best = min(range(len(tried)), key=lambda j: points[j].loss)
+    return Cut(tried[best][1], max(points[best].loss - point.loss, 0.0), tried[best][0]), points[best]
 
 
 def folds(
     model: ThinModel, shape: Thin, point: ThinPoint, moments: Callable[[Thin, ThinPoint], Moments], allowed: float
 ) -> list[Cut]:
-    """One head fewer, two fewer, …, each time the cheapest, O and c solved again, while the loss is at most
-    ``allowed``; the first in any case. Copies go this way, all at once."""
+    """One head fewer, two fewer, …, each time the cheapest, while the loss is at most ``allowed``; the first in any
+    case. Copies go this way, all at once."""
     found: list[Cut] = []
     begun = point.loss
     while True:
-        cut = cheapest(shape, point, moments(shape, point))
-        if cut is None:
+        step = cheapest(model, shape, point, moments(shape, point))
+        if step is None:
             return found
+        cut, point = step
         shape = cut.shape
-        point = model.evaluate(shape)
         if not found or point.loss <= allowed:
             what = cut.what if not found else f"{len(found) + 1} heads fewer"
             found.append(Cut(shape, max(point.loss - begun, 0.0), what))

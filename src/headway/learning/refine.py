@@ -37,9 +37,15 @@ TRIAL = 4  # at most, to see whether a cut is given back
 INNER = {torch.float32: 150, torch.float64: 500}  # products for one step, at most
 SLOW = 10.0  # gain of a few steps below which, once the error is small, more are not worth their time
 BATCH = 16.0  # times the loss that heads taken away together may leave before the steps that give it back
+BOLD = 400.0  # the same, when steps gain next to nothing
+CREEPS = 1.1  # gain of a few steps below which they creep
+PATIENCE = 4  # times in a row, until no more are made
+SATURATED = 0.1  # part of the heads' median answer to a change of scores below which one may be saturated
+SOFTER, SOFTEST, GIVEN = 0.85, 20, 4.0  # factors on its scores that are tried; times the loss that it may cost
 FREE = 0.3  # part of what is left that cuts may cost without being tried
 NARROW = 0.02  # relative residual below which ranks are read off
 CLOSE = 1e-5  # relative residual at which float32 has done its part
+NEARLY = 1e-3  # relative residual below which a step that gains little is held back by float32
 AGAIN = 0.3  # how far the residual must fall before a cut that failed is tried again
 ROWS = 6  # times the counting floor, to begin with
 FEWEST = 128  # sequences: counting knows nothing of saturated patterns, which say little
@@ -141,6 +147,31 @@ class Refinement:
         self.place(self.shape, self.times)
         return True
 
+    def soften(self) -> None:
+        """Scores of saturated heads as small as costs little.
+
+        Where a pattern is nearer to 0 and 1 than the true one, a step has to be larger the smaller what it acts on,
+        and fails; where it is farther, each step gains a factor e.
+        """
+        _, M, T = self.moments()
+        share = (self.point.W * (T @ self.point.W)).sum((1, 2))  # of the output
+        moved = M.diagonal(dim1=1, dim2=2).sum(1) / share.clamp_min(1e-30)
+        for i in torch.nonzero(moved < SATURATED * moved.median()).flatten().tolist():
+            tried = [self.softer(i, SOFTER**j) for j in range(SOFTEST)]
+            losses = [point.loss for _, point in tried]
+            best = max(j for j in range(SOFTEST) if losses[j] <= GIVEN * min(losses))
+            if best:
+                self.say(f"scores of head {i} times {SOFTER**best:.2f}: residual {self.residual:.1e} → "
+                         f"{math.sqrt(losses[best] / self.scale):.1e}")
+                self.shape, self.point = tried[best]
+                self.look()
+
+    def softer(self, head: int, factor: float) -> tuple[Thin, ThinPoint]:
+        A = self.shape.A.clone()
+        A[head] *= factor
+        shape = Thin.joined(A, self.shape.B, self.shape.V)
+        return shape, self.model.evaluate(shape)
+
     # -- cuts -----------------------------------------------------------------------------------------------
 
     def try_cut(self, shape: Thin, cost: float, what: str) -> bool:
@@ -150,8 +181,11 @@ class Refinement:
         found = self.solve(shape, TRIAL, damping=max(self.damping, 1e-3), inner_limit=INNER[torch.float32],
                            target=max(0.9 * self.residual, self.floor / 64))
         point = found.point
-        kept = found.residual <= max(self.residual, self.floor / 16) and self.error_of(
-            point.Theta, point.W, point.offset) <= max(2 * self.other, 3 * found.residual, self.floor)
+        other = self.error_of(point.Theta, point.W, point.offset)
+        kept = found.residual <= max(self.residual, self.floor / 16) and other <= max(
+            2 * self.other, 3 * found.residual, self.floor)
+        if self.overfitted:  # rows met by heart say little: others decide
+            kept = other <= self.other
         self.say(f"{what}: {'kept' if kept else 'not kept'}; expected {math.sqrt(cost / self.scale):.1e}, "
                  f"residual {self.residual:.1e} → {found.residual:.1e}")
         if kept:
@@ -169,17 +203,15 @@ class Refinement:
             self.look()
             self.say(f"{before - len(self.shape.value)} heads left out")
         while self.residual < AGAIN * self.refused or self.refused == math.inf:
-            if self.overfitted and self.count < self.most:
-                break
             if not self.fold():
                 self.refused = self.residual
                 break
-        if self.residual < NARROW:
+        if self.residual < NARROW and not self.overfitted:
             self.narrow()
 
-    def fold(self) -> bool:
+    def fold(self, batch: float = BATCH) -> bool:
         """Fewer heads: as many at once as cost little, or else fewer of them, down to one."""
-        allowed = min(BATCH * self.point.loss, self.point.loss + NEAR**2 * self.scale)
+        allowed = min(batch * self.point.loss, self.point.loss + NEAR**2 * self.scale)
         allowed = max(allowed, (self.floor / 16) ** 2 * self.scale)
         cuts = folds(self.model, self.shape, self.point, self.moments_at, allowed)
         while cuts:
@@ -243,21 +275,36 @@ def refine_factors(
 
 def _run(at: Refinement, limit: int) -> str:
     """Cut, step, grow, sharpen, until nothing moves; why it ended."""
-    reason = "limit"
-    for _ in range(limit):
-        if not (at.overfitted and at.count < at.most):
-            at.cut()
+    reason, creeping, bold, soft = "limit", 0, math.inf, math.inf
+    for steps in range(limit):
+        at.cut()
+        if not steps:
+            soft = at.residual
+            at.soften()
         before = at.residual
         reason = at.step()
+        creeping = creeping + 1 if at.residual > before / CREEPS else 0
         if at.dtype == torch.float64 and reason == "limit" and at.other < FITTED and at.residual > before / SLOW:
             reason = "slow"
-        if reason == "limit" and not at.overfitted and at.residual > CLOSE:
+        ended = reason in ("floor", "converged", "stalled", "slow")
+        if (ended or at.residual < CLOSE or (creeping and at.residual < NEARLY)) and at.sharpen():
+            creeping = 0
             continue
         if at.overfitted and at.grow():
+            creeping = 0
             continue
-        ended = reason in ("floor", "converged", "stalled", "slow")
-        if (ended or at.residual < CLOSE) and at.sharpen():
+        if creeping == 1 and at.residual < AGAIN * soft:
+            soft = at.residual
+            at.soften()
+        if creeping > 1 and at.residual < AGAIN * bold:
+            # Spare heads make the minimum a valley. With the right number steps soon give back what they cost.
+            bold, heads = at.residual, len(at.shape.value)
+            at.fold(BOLD)
+            creeping = 0 if len(at.shape.value) < heads else creeping
             continue
+        if creeping >= PATIENCE:
+            reason = "stalled"
+            break
         if ended:
             if at.other <= at.floor and at.refused != at.residual:
                 heads, at.refused = len(at.shape.value), math.inf

@@ -20,8 +20,17 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Metric:
+    """D and D⁻¹: what a step costs, to first order. ``under`` says, for a damping λ and the loss, what is added to
+    the curvature (λD unless more is known) and a metric near the sum, by which to precondition (D itself)."""
+
     apply: Linear
     solve: Linear
+    under: Callable[[float, float], tuple[Linear, Metric]] | None = None
+
+    def damped(self, damping: float, loss: float) -> tuple[Linear, Metric]:
+        if self.under is not None:
+            return self.under(damping, loss)
+        return lambda v: damping * self.apply(v), self
 
 
 class Shape(Protocol):
@@ -153,10 +162,10 @@ def gram_metric(D: Tensor) -> Metric:
     return Metric(lambda v: torch.einsum("mlk,mk->ml", D, v), lambda g: torch.einsum("mlk,mk->ml", Di, g))
 
 
-def lifted(D: Tensor) -> Tensor:
-    """D + a little of its own mean diagonal, so that an empty direction does not make it singular."""
+def lifted(D: Tensor, part: float = 1e-4) -> Tensor:
+    """D + a small part of its own mean diagonal, so that an empty direction does not make it singular."""
     mean = D.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True).unsqueeze(-1)
-    lift = (1e-4 * mean).clamp_min(torch.finfo(D.dtype).tiny * 1e6)
+    lift = (part * mean).clamp_min(torch.finfo(D.dtype).tiny * 1e6)
     return (D + D.mT) / 2 + lift * torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
 
 

@@ -12,7 +12,7 @@ The gauges A → AT, B → BT⁻ᵀ and V → VT are left free: conjugate gradie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from torch import Tensor
 from headway.core import attention
 from headway.learning.gauss_newton import LeastSquares
 from headway.learning.shapes import Linear, Metric, inverse, lifted
-from headway.linalg.projected import Problem, Rows, cholesky, definite
+from headway.linalg.projected import Problem, Rows, cholesky
 
+PRICE = 0.03  # part of the loss that a change of all scores by one costs in a step
+LIFT = 1e-5  # of the mean of S_i, added so that it can be inverted
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]  # Q, K, Z, P of a chunk, (n, m, k, q) and (n, m, k, k)
 
 
@@ -35,9 +37,10 @@ class Thin:
     @classmethod
     def of(cls, Theta: Tensor, W: Tensor, q: int, p: int) -> Thin:
         """The best approximation of these ranks; A and B balanced, V orthonormal."""
-        U, s, Vh = torch.linalg.svd(Theta, full_matrices=False)
+        # A few singular value decompositions of this size take ten times as long on a GPU.
+        U, s, Vh = (part.to(Theta) for part in torch.linalg.svd(Theta.cpu(), full_matrices=False))
         root = s[:, :q].sqrt().unsqueeze(1)
-        V = torch.linalg.svd(W, full_matrices=False)[0][:, :, :p]
+        V = torch.linalg.svd(W.cpu(), full_matrices=False)[0][:, :, :p].to(W)
         parts = [U[:, :, :q] * root, Vh[:, :q].mT * root, V]
         return cls(torch.cat([part.flatten(1) for part in parts], dim=1), Theta.shape[2], Theta.shape[1], q)
 
@@ -159,47 +162,83 @@ class ThinProducts:
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
     def moments(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """(S, M, T), in which a small change costs: of Θ_i about tr(S δ M_i δᵀ), of W_i about tr(δᵀT_iδ).
+        """(S, M, T), in which a small change costs: of Θ_i about tr(S_i δ M_i δᵀ), of W_i about tr(δᵀT_iδ).
 
-        S is the queries' second moment, M_i = Σ_rows C W_iW_iᵀ C the keys' side (by one random probe a row, as in
-        projected.Products.blocks), T_i = Σ_rows h_ih_iᵀ with h_i = P_iX what the head hands on.
+        M_i = Σ_rows C W_iW_iᵀ C is the keys' side (by one random probe a row, as in projected.Products.blocks).
+        S_i is the queries' second moment, each row weighted by its part of tr M_i: where a head is saturated on
+        most rows its scores are determined by the few others, and directions of queries that only saturated rows
+        have cost next to nothing. T_i = Σ_rows h_ih_iᵀ with h_i = P_iX what the head hands on.
         """
         m, r, _ = self.shape.A.shape
         d = self.shape.width
         M, T = (self.W.new_zeros(m, d, d) for _ in range(2))
-        S = self.W.new_zeros(r, r)
+        S = self.W.new_zeros(m, r, r)
         for rows, ((_, _, _, P), _) in zip(self.problem.chunks, self.kept, strict=True):
             omega = torch.randn(rows.Y.shape, generator=generator, dtype=torch.float32).to(rows.Y)
-            first = attention.queries(rows.X, self.shape.A)
             if rows.valid is not None:
-                omega, first = omega * rows.valid, first * rows.valid
+                omega = omega * rows.valid
             g = attention.apart(omega, self.W.mT)
-            gS = attention.softmax_rule(P, g @ rows.X.unsqueeze(1).mT)
-            for side, total in ((gS, M), (P, T)):
-                h = (side @ rows.X.unsqueeze(1)).transpose(0, 1).reshape(m, -1, d)
-                total += h.mT @ h
-            S += torch.einsum("nkp,nkq->pq", first, first)
-        return S / self.problem.rows, M, T
+            keys = rows.X.unsqueeze(1)
+            change = (attention.softmax_rule(P, g @ keys.mT) @ keys).transpose(0, 1).reshape(m, -1, d)
+            handed = P @ keys if rows.valid is None else rows.valid.unsqueeze(1) * (P @ keys)
+            handed = handed.transpose(0, 1).reshape(m, -1, d)
+            asking = change.norm(dim=2, keepdim=True) * attention.queries(rows.X, self.shape.A).reshape(1, -1, r)
+            M, T, S = M + change.mT @ change, T + handed.mT @ handed, S + asking.mT @ asking
+        total = M.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(M.dtype).tiny * 1e6)
+        return S / total[:, None, None], M, T
+
+    def queries(self) -> Tensor:
+        """The queries' second moment, all rows alike."""
+        S: Tensor = self.W.new_zeros(self.shape.rows, self.shape.rows)
+        for rows in self.problem.chunks:
+            asking = attention.queries(rows.X, self.shape.A)
+            asking = (asking if rows.valid is None else asking * rows.valid).flatten(0, 1)
+            S = S + asking.mT @ asking
+        return S / self.problem.rows
 
     def metric(self, generator: torch.Generator) -> Metric:
-        """For A: S ⊗ BᵀMB, for B: M ⊗ AᵀSA as in shapes.Factored; for V: T ⊗ O_iO_iᵀ."""
+        """For A: S ⊗ BᵀMB, for B: M ⊗ AᵀSA as in shapes.Factored; for V: T ⊗ O_iO_iᵀ.
+
+        A head whose patterns are saturated has next to no curvature, and a step damped in units of its curvature
+        moves its scores by far more than the linear model allows: the step fails, or rows are met by heart. So
+        changes of scores have a price of their own, all queries alike: PRICE · the loss, which ends with it and so
+        does not slow the last steps. With K_i that and the damping together, what preconditions is near
+        S_i ⊗ M_i + S ⊗ K_i: (S_i + rS) ⊗ (M_i + K_i/r), r² = tr K_i/tr M_i.
+        """
         S, M, T = self.moments(generator)
-        S, M = definite(S, M)
-        m = len(M)
-        A, B = self.shape.A, self.shape.B
-        out = self.O.view(m, -1, self.O.shape[1])
-        pairs = [(S, lifted(B.mT @ M @ B)), (M, lifted(A.mT @ S @ A)), (lifted(T), lifted(out @ out.mT))]
-        back = [(inverse(a), inverse(b)) for a, b in pairs]
-        # Steps along the gauges are taken out of B and V: A and B then share no direction of Θ under S ⊗ M.
-        V, T = self.shape.V, pairs[2][0]
-        back[1] = back[1][0] - B @ back[0][1] @ B.mT, back[1][1]
-        back[2] = back[2][0] - V @ inverse(V.mT @ T @ V) @ V.mT, back[2][1]
+        eye = torch.eye(self.shape.width, dtype=M.dtype, device=M.device)
+        alike = lifted(self.queries()).expand_as(S)
+        M = lifted(M)
+        A, B, V = self.shape.A, self.shape.B, self.shape.V
+        out = self.O.view(len(M), -1, self.O.shape[1])
+        last = lifted(T), lifted(out @ out.mT)
+        across = V @ inverse(V.mT @ last[0] @ V) @ V.mT
+        back_last = inverse(last[0]) - across, inverse(last[1])
 
         def by(sides: list[tuple[Tensor, Tensor]]) -> Linear:
             return lambda v: torch.cat([
                 (a @ x @ b).flatten(1) for x, (a, b) in zip(self.shape.parts(v), sides, strict=True)], dim=1)
 
-        return Metric(by(pairs), by(back))
+        def of(S: Tensor, M: Tensor) -> Metric:
+            pairs = [(S, lifted(B.mT @ M @ B)), (M, lifted(A.mT @ S @ A))]
+            back = [(inverse(a), inverse(b)) for a, b in pairs]
+            # Steps along the gauges are taken out of B and V: A and B then share no direction of Θ under S ⊗ M.
+            back[1] = back[1][0] - B @ back[0][1] @ B.mT, back[1][1]
+            return Metric(by([*pairs, last]), by([*back, back_last]))
+
+        def under(damping: float, loss: float) -> tuple[Linear, Metric]:
+            K = damping * M + PRICE * loss * eye
+            ratio = _size(K) / _size(M).clamp_min(torch.finfo(M.dtype).tiny * 1e6)
+            root = ratio.sqrt().clamp(1e-6, 1e3)[:, None, None]
+            hold = by([(alike, B.mT @ K @ B), (K, A.mT @ alike @ A), (damping * last[0], last[1])])
+            return hold, of(lifted(S + root * alike, LIFT), lifted(M + K / root))
+
+        return replace(of(alike, M), under=under)
+
+
+def _size(D: Tensor) -> Tensor:
+    """The mean of each diagonal."""
+    return D.diagonal(dim1=1, dim2=2).mean(1)
 
 
 def _heads(rows: Rows, shape: Thin) -> Heads:
