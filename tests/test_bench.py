@@ -32,7 +32,7 @@ SMALL = {  # constants of the script, for a run of seconds
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
     "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
-    "verdicts": {"LAST": 100, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
+    "verdicts": {"LAST": 200, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
     "outliers": {"LAST": 100, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
     "trial": {"SHOWN": ("1e150", "shard", "pure noise"), "SECONDS": 10.0},
     "gpts": {"LAST": 100, "NETS": {"encoder": 5}, "COUNT": 300, "FRESH": 50, "SECONDS": 2.0},
