@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import shlex
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -171,6 +173,7 @@ def main() -> None:
         return
     if asked.pack is None:
         words.error("PACK, or --prepare PACK")
+    options = [word for word in sys.argv[1:] if word != str(asked.pack)]
     asked.told = {} if asked.told is None else {"heads": asked.told[0], "rank": asked.told[1], "method": "factors"}
     encoder = Encoder(asked.pack, asked.device)
     rows: list[dict[str, Any]] = []
@@ -179,7 +182,7 @@ def main() -> None:
             count = asked.count or (5000 if inputs == "few" else 40_000)
             rows.append(one(encoder, block, inputs, count, asked))
             mine = [row for row in rows if row["heads found"] == HEADS]
-            record(asked.name, "python bench/text.py PACK", {
+            record(asked.name, shlex.join(["python", "bench/text.py", "PACK", *options]), {
                 "runs": len(rows), "with 12 heads": len(mine),
                 "worst error of those": max((row["error on other sequences"] for row in mine), default=None),
                 "slowest of those, s": max((row["seconds"] for row in mine), default=None)}, rows)
