@@ -135,6 +135,9 @@ def test_a_cell_tells_its_value_to_the_mouse_and_to_the_keyboard(browser, pages,
         row, column, value = re.search(r"Θ\[(\d+), (\d+)\] = (-?[\d.e-]+)", told).groups()
         assert (row, column) == ("3", "5")
         assert float(value) == pytest.approx(float(layer.Theta[0, 2, 4]), abs=1e-4)
+        # Focus may scroll the page under a resting pointer, and its leaving takes the label away: it leaves first.
+        visit.page.mouse.move(0, 0)
+        visit.page.wait_for_selector("#map-Θ-learned .hoverlayer text", state="detached")
         plot.focus()
         for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
             visit.page.keyboard.press(key)
