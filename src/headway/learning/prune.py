@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headway.learning.thin import Thin, ThinModel, ThinPoint
 
-TRIED = 6  # pairs of heads, half as many different ones, looked at for joining
+TRIED = 6  # ways to join two heads (either pattern may be the one that stays) of which the loss is computed
 Moments = tuple[Tensor, Tensor, Tensor]
 
 
@@ -57,7 +57,7 @@ def merge_cost(shape: Thin, moments: Moments) -> Tensor:
         other = ((A.mT @ SA) * (B.mT @ MB)).sum((1, 2))
         cross = ((A[i].mT @ SA) * (B[i].mT @ MB)).sum((1, 2))
         cost[i] = other[i] + other - 2 * cross
-    # A saturated head answers to no small change, but a change of its whole pattern is not small: the dearer way.
+    # A saturated head answers to no small change, but a change of its whole pattern is not small: the larger.
     return torch.maximum(cost, cost.mT).clamp_min(0.0).fill_diagonal_(float("inf"))
 
 

@@ -1,11 +1,13 @@
 """From heads that are nearly right to the floor of the arithmetic, in thin factors.
 
 Gauss–Newton (gauss_newton.py) on as few sequences as determine the factors, more when other sequences disagree.
-Between its steps the fit is made smaller (prune.py): first what costs next to nothing of what is left, then, one at
-a time, what a few steps give back. So head count and head size come out of the refinement; nobody tells them.
+Between its steps the fit is made smaller (prune.py): first what costs next to nothing of what is left, then what a
+few steps give back, many heads at once where they cost little. So head count and head size come out of the
+refinement; nobody tells them.
 
 It matters to be rid of spare heads and columns early: with them the minimum is a valley, and Gauss–Newton creeps
-along it; without them it converges quadratically.
+along it; without them it converges quadratically. So steps that creep lead to a larger cut, and if that does not
+help, to the end. Heads whose patterns are all but 0 and 1 are made softer first (Refinement.soften).
 """
 
 from __future__ import annotations
