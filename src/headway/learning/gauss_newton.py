@@ -25,6 +25,7 @@ from headway.linalg.krylov import conjugate_gradients
 from headway.linalg.projected import Point, Problem, Products, evaluate
 
 ROUGH = 1e-3  # relative residual above which steps need no more than three digits
+SMALL = 40_000  # rows up to which launching a product takes longer than the product
 NEAR = 0.05  # relative residual below which steps are worth a better preconditioner
 
 
@@ -33,9 +34,7 @@ class OutOfTimeError(Exception):
 
 
 class Operator(Protocol):
-    """J and its adjoint at one point, in the unknowns of a shape; ``count`` says how many products were made."""
-
-    count: int
+    """J and its adjoint at one point, in the unknowns of a shape."""
 
     def gradient(self, residuals: Any) -> Tensor: ...
     def curvature(self, v: Tensor) -> Tensor: ...
@@ -47,6 +46,8 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def small(self) -> bool: ...
     def variation(self) -> float: ...
     def evaluate(self, shape: Any) -> Any: ...
     def products(self, point: Any, shape: Any, dtype: torch.dtype) -> Operator: ...
@@ -75,6 +76,11 @@ class LeastSquares:
     @property
     def dtype(self) -> torch.dtype:
         return self.problem.dtype
+
+    @property
+    def small(self) -> bool:
+        """Whether a GPU takes longer to be told of a product than to make it."""
+        return self.problem.rows <= SMALL
 
     def variation(self) -> float:
         return self.problem.variation()
@@ -133,8 +139,8 @@ def least_curvature(problem: Problem, point: Point, shape: Shape, generator: tor
     v = torch.randn(shape.value.shape, generator=generator, dtype=torch.float64).to(shape.value)
     for _ in range(2):
         g = metric.apply(v)
-        v = conjugate_gradients(lambda x: operator.curvature(x) + 1e-10 * metric.apply(x), metric.solve, g, 1e-4,
-                                 min(2 * v.numel(), 100))
+        v, _ = conjugate_gradients(lambda x: operator.curvature(x) + 1e-10 * metric.apply(x), metric.solve, g, 1e-4,
+                                   min(2 * v.numel(), 100))
         v = v / v.norm()
     return float((v * operator.curvature(v)).sum()) / max(float((v * metric.apply(v)).sum()), 1e-300)
 
@@ -172,6 +178,7 @@ def gauss_newton(
             metric = operator.metric(generator)
         exact = operator if inner == model.dtype else model.products(point, shape, model.dtype)
         g = exact.gradient(point.residuals)
+        products += 1
         size = float(g.abs().max())
         if size == 0.0 or not math.isfinite(size):
             reason = "converged"
@@ -184,15 +191,15 @@ def gauss_newton(
             hold, near = metric.damped(damping, point.loss)
 
             def apply(v: Tensor, op: Operator = operator, hold: Callable[[Tensor], Tensor] = hold) -> Tensor:
-                if pulse is not None:
-                    pulse()
                 return op.curvature(v) + hold(v)
 
             precondition = near.solve
             if history[-1] < NEAR:
                 precondition = _stretched(operator, near, shape.growth().to(inner))
+                products += 2
             with fast_products(unit.device, history[-1] > ROUGH):
-                v = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit)
+                v, made = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit, pulse, model.small)
+            products += 2 * made
             # ‖r‖² falls by ⟨v, g⟩ and what holds v back if the model is right.
             gain = size**2 * float((v * (unit + hold(v))).sum())
             trial = shape.moved((v.to(g.dtype)) * size)
@@ -204,7 +211,6 @@ def gauss_newton(
             if gain < 1e-9 * point.loss or history[-1] < 100 * eps:
                 break
             damping *= 6
-        products += operator.count + (exact.count if exact is not operator else 0)
         if not accepted:
             if history[-1] < 1e4 * eps:
                 reason = "floor"

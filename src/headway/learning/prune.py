@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.learning.thin import Thin, ThinModel, ThinPoint
+from headway.linalg.projected import cholesky
 
 TRIED = 6  # ways to join two heads (either pattern may be the one that stays) of which the loss is computed
 Moments = tuple[Tensor, Tensor, Tensor]
@@ -63,18 +64,25 @@ def merge_cost(shape: Thin, moments: Moments) -> Tensor:
 
 def singular_values(shape: Thin, point: ThinPoint, moments: Moments) -> tuple[Tensor, Tensor]:
     """Of every Θ_i and W_i in the metric in which they cost: (m, q) and (m, p)."""
-    S, M, T = (_half(part.double()) for part in moments)
+    S, M, T = (_root(part.double()) for part in moments)
     A, B, V = shape.A.double(), shape.B.double(), shape.V.double()
     core = torch.linalg.qr(S @ A)[1] @ torch.linalg.qr(M @ B)[1].mT
     out = torch.linalg.qr(T @ V)[1] @ point.out.double().view(len(V), V.shape[2], -1)
-    return torch.linalg.svdvals(core), torch.linalg.svdvals(out)
+    return torch.linalg.svdvals(core), torch.linalg.svdvals(torch.linalg.qr(out.mT)[1])
 
 
-def _half(G: Tensor) -> Tensor:
-    """A square root of a symmetric matrix, rounding below zero left out."""
-    values, vectors = torch.linalg.eigh((G + G.mT) / 2)
-    half: Tensor = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
-    return half
+def _root(G: Tensor) -> Tensor:
+    """R, upper triangular, with RᵀR = G: the least ridge lets it be inverted, so directions that cost nothing stay
+    where they are. (On a GPU a hundred times faster than by eigenvalues.)"""
+    return cholesky(G).mT
+
+
+def leading(V: Tensor, O: Tensor, p: int) -> Tensor:  # noqa: E741 - the paper's letter
+    """The p leading left singular vectors of VO, V (…, d, s) and O (…, s, e) thin."""
+    Q, R = torch.linalg.qr(V)
+    C = torch.linalg.qr((R @ O).mT)[1].mT
+    found: Tensor = Q @ torch.linalg.svd(C)[0][..., :p]
+    return found
 
 
 def columns_needed(values: Tensor, allowed: float) -> int:
@@ -94,37 +102,34 @@ def step_down(values: Tensor) -> int:
 
 def narrowed(shape: Thin, point: ThinPoint, moments: Moments, q: int, p: int) -> Thin:
     """The best approximation with q and p columns, in the metric in which they cost."""
-    S, M, T = (part.double() for part in moments)
-    A, B = _truncated(shape.A.double(), shape.B.double(), _half(_lifted(S)), _half(_lifted(M)), q)
-    root = _half(_lifted(T))
-    W = point.W.double()
-    U = torch.linalg.svd(root @ W, full_matrices=False)[0][:, :, :p]
-    return Thin.joined(A, B, torch.linalg.solve(root, U)).to(shape.value.dtype)
+    S, M, T = (_root(part.double()) for part in moments)
+    A, B = _truncated(shape.A.double(), shape.B.double(), S, M, q)
+    V = shape.V.double()
+    U = leading(T @ V, point.out.double().view(len(V), V.shape[2], -1), p)
+    return Thin.joined(A, B, _solved(T, U)).to(shape.value.dtype)
 
 
 def _truncated(A: Tensor, B: Tensor, left: Tensor, right: Tensor, q: int) -> tuple[Tensor, Tensor]:
-    """ABᵀ with q columns, nearest under ‖left · right‖."""
+    """ABᵀ with q columns, nearest under ‖left · rightᵀ‖."""
     U, R = torch.linalg.qr(left @ A)
     V, K = torch.linalg.qr(right @ B)
     u, s, vh = torch.linalg.svd(R @ K.mT)
     root = s[:, :q].sqrt().unsqueeze(1)
-    return (torch.linalg.solve(left, U @ (u[:, :, :q] * root)),
-            torch.linalg.solve(right, V @ (vh[:, :q].mT * root)))
+    return _solved(left, U @ (u[:, :, :q] * root)), _solved(right, V @ (vh[:, :q].mT * root))
 
 
-def _lifted(G: Tensor) -> Tensor:
-    """G with the least ridge that lets its root be inverted: directions that cost nothing stay where they are."""
-    mean = G.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    return G + 1e-12 * mean * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+def _solved(R: Tensor, Z: Tensor) -> Tensor:
+    """R⁻¹Z for upper triangular R."""
+    found: Tensor = torch.linalg.solve_triangular(R, Z, upper=True)
+    return found
 
 
 def merged(shape: Thin, point: ThinPoint, i: int, j: int) -> Thin:
     """Head i joins head j: its pattern is that of j, their W are added."""
-    W = point.W.double()
-    p = shape.V.shape[2]
-    V = shape.V.double().clone()
-    V[j] = torch.linalg.svd(W[i] + W[j], full_matrices=False)[0][:, :p]
-    keep = [h for h in range(len(W)) if h != i]
+    m, _, p = shape.V.shape
+    V, out = shape.V.double().clone(), point.out.double().view(m, p, -1)
+    V[j] = leading(torch.cat([V[i], V[j]], dim=1), torch.cat([out[i], out[j]]), p)
+    keep = [h for h in range(m) if h != i]
     return Thin.joined(shape.A.double()[keep], shape.B.double()[keep], V[keep]).to(shape.value.dtype)
 
 

@@ -32,7 +32,8 @@ from headway.learning.prune import (
     step_down,
 )
 from headway.learning.source import Source, spaced
-from headway.learning.thin import Thin, ThinModel, ThinPoint
+from headway.learning.thin import Thin, ThinModel, ThinPoint, balanced
+from headway.linalg.projected import Problem
 
 STEPS = 2  # of Gauss–Newton between two looks at what may go
 TRIAL = 4  # at most, to see whether a cut is given back
@@ -40,6 +41,7 @@ INNER = {torch.float32: 150, torch.float64: 500}  # products for one step, at mo
 SLOW = 10.0  # gain of a few steps below which, once the error is small, more are not worth their time
 BATCH = 16.0  # times the loss that heads taken away together may leave before the steps that give it back
 BOLD = 400.0  # the same, when steps gain next to nothing
+LAZY = 2.0  # gain of a few steps below which rows are weighted, or no longer, for saturated heads
 CREEPS = 1.1  # gain of a few steps below which they creep
 PATIENCE = 4  # times in a row, until no more are made
 SATURATED = 0.1  # part of the heads' median answer to a change of scores below which one may be saturated
@@ -70,6 +72,7 @@ class Refinement:
         self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
         self.others = spaced(source.select, min(len(source.select), LOOKED_AT.get(source.device.type, 64)))
         self.dtype = torch.float32
+        self.balance = False  # whether rows are weighted for the sake of saturated heads
         self.place(shape, ROWS)
 
     # -- where it stands ------------------------------------------------------------------------------------
@@ -86,15 +89,39 @@ class Refinement:
         if times is not None:
             self.count = self.sequences(shape, times)
         index = spaced(self.source.fit, self.count)
-        self.model = ThinModel(self.source.problem(index, len(shape.value), self.dtype))
-        self.scale = self.model.variation()
+        self.problem = self.source.problem(index, len(shape.value), self.dtype)
+        self.variation = self.problem.variation()
         self.shape = shape.to(self.dtype)
+        self.solve_on(self.problem)
+
+    def solve_on(self, problem: Problem) -> None:
+        """Go on with these rows, weighted or not."""
+        self.model = ThinModel(problem)
+        self.scale = self.model.variation()
         self.point = self.model.evaluate(self.shape)
         self.look()
 
+    def weigh(self) -> None:
+        """Rows balanced, or no longer; only where a head is saturated."""
+        if self.balance and self.saturated():
+            plain = ThinModel(self.problem).evaluate(self.shape)
+            self.solve_on(balanced(self.problem, self.shape, plain))
+        elif self.model.problem is not self.problem:
+            self.solve_on(self.problem)
+
     def look(self) -> None:
-        self.residual = math.sqrt(self.point.loss / self.scale)
+        self.residual = self.left(self.point)
         self.other = self.error_of(self.point.Theta, self.point.W, self.point.offset)
+
+    def left(self, point: ThinPoint) -> float:
+        """The relative residual, every row alike."""
+        if self.model.problem is self.problem:
+            return math.sqrt(point.loss / self.variation)
+        total = 0.0
+        for rows, r in zip(self.model.problem.chunks, point.residuals, strict=True):
+            assert rows.valid is not None
+            total += float((r.view_as(rows.Y) / rows.valid.clamp_min(1e-30)).double().square().sum())
+        return math.sqrt(total / self.variation)
 
     def error_of(self, Theta: torch.Tensor, W: torch.Tensor, offset: torch.Tensor | None) -> float:
         assert offset is not None
@@ -119,6 +146,7 @@ class Refinement:
 
     def step(self) -> str:
         """A few steps of Gauss–Newton; why they ended."""
+        self.weigh()
         found = self.solve(self.shape, STEPS, damping=self.damping, inner_limit=INNER[self.dtype])
         self.shape, self.point, self.damping = found.shape, found.point, found.damping
         self.look()
@@ -155,18 +183,23 @@ class Refinement:
         Where a pattern is nearer to 0 and 1 than the true one, a step has to be larger the smaller what it acts on,
         and fails; where it is farther, each step gains a factor e.
         """
-        _, M, T = self.moments()
-        share = (self.point.W * (T @ self.point.W)).sum((1, 2))  # of the output
-        moved = M.diagonal(dim1=1, dim2=2).sum(1) / share.clamp_min(1e-30)
-        for i in torch.nonzero(moved < SATURATED * moved.median()).flatten().tolist():
+        for i in self.saturated():
             tried = [self.softer(i, SOFTER**j) for j in range(SOFTEST)]
             losses = [point.loss for _, point in tried]
             best = max(j for j in range(SOFTEST) if losses[j] <= GIVEN * min(losses))
             if best:
                 self.say(f"scores of head {i} times {SOFTER**best:.2f}: residual {self.residual:.1e} → "
-                         f"{math.sqrt(losses[best] / self.scale):.1e}")
+                         f"{self.left(tried[best][1]):.1e}")
                 self.shape, self.point = tried[best]
                 self.look()
+
+    def saturated(self) -> list[int]:
+        """Heads whose output hardly answers to a change of their scores."""
+        _, M, T = self.moments()
+        share = (self.point.W * (T @ self.point.W)).sum((1, 2))  # of the output
+        moved = M.diagonal(dim1=1, dim2=2).sum(1) / share.clamp_min(1e-30)
+        found: list[int] = torch.nonzero(moved < SATURATED * moved.median()).flatten().tolist()
+        return found
 
     def softer(self, head: int, factor: float) -> tuple[Thin, ThinPoint]:
         A = self.shape.A.clone()
@@ -180,16 +213,17 @@ class Refinement:
         """A smaller fit, kept if a few steps give back what it costs, on other sequences too."""
         if cost > NEAR**2 * self.scale:
             return False
-        found = self.solve(shape, TRIAL, damping=max(self.damping, 1e-3), inner_limit=INNER[torch.float32],
-                           target=max(0.9 * self.residual, self.floor / 64))
+        met = math.sqrt(self.point.loss / self.scale)
+        found = self.solve(shape, TRIAL, damping=max(self.damping, 1e-3),
+                           inner_limit=INNER[torch.float32], target=max(0.9 * met, self.floor / 64))
         point = found.point
-        other = self.error_of(point.Theta, point.W, point.offset)
-        kept = found.residual <= max(self.residual, self.floor / 16) and other <= max(
-            2 * self.other, 3 * found.residual, self.floor)
+        other, left = self.error_of(point.Theta, point.W, point.offset), self.left(point)
+        kept = found.residual <= max(met, self.floor / 16) and other <= max(
+            2 * self.other, 3 * left, self.floor)
         if self.overfitted:  # rows met by heart say little: others decide
             kept = other <= self.other
         self.say(f"{what}: {'kept' if kept else 'not kept'}; expected {math.sqrt(cost / self.scale):.1e}, "
-                 f"residual {self.residual:.1e} → {found.residual:.1e}")
+                 f"residual {self.residual:.1e} → {left:.1e}")
         if kept:
             self.shape, self.point, self.damping = found.shape, point, found.damping
             self.look()
@@ -286,6 +320,8 @@ def _run(at: Refinement, limit: int) -> str:
         before = at.residual
         reason = at.step()
         creeping = creeping + 1 if at.residual > before / CREEPS else 0
+        if reason == "limit" and before / LAZY < at.residual < NARROW:
+            at.balance = not at.balance  # what slows the steps under the one may not under the other
         if at.dtype == torch.float64 and reason == "limit" and at.other < FITTED and at.residual > before / SLOW:
             reason = "slow"
         ended = reason in ("floor", "converged", "stalled", "slow")

@@ -62,11 +62,15 @@ class Thin:
         A, B, V = self.parts(self.value)
         return torch.cat([A.flatten(1), B.flatten(1), torch.zeros_like(V).flatten(1)], dim=1)
 
+    def like(self, value: Tensor) -> Thin:
+        """Other heads of the same sizes."""
+        return Thin(value, self.width, self.rows, self.q)
+
     def moved(self, v: Tensor) -> Thin:
-        return Thin(self.value + v, self.width, self.rows, self.q)
+        return self.like(self.value + v)
 
     def to(self, dtype: torch.dtype) -> Thin:
-        return Thin(self.value.to(dtype), self.width, self.rows, self.q)
+        return self.like(self.value.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class ThinProducts:
     """v ↦ Jᵀ(I − Π)J v at one point, in a chosen precision."""
 
     def __init__(self, problem: Problem, point: ThinPoint, shape: Thin, dtype: torch.dtype) -> None:
-        self.problem, self.shape, self.count = problem.to(dtype), shape.to(dtype), 0
+        self.problem, self.shape = problem.to(dtype), shape.to(dtype)
         eye = torch.eye(len(point.factor), dtype=point.factor.dtype, device=point.factor.device)
         root = torch.linalg.solve_triangular(point.factor, eye, upper=False)
         self.inverse, self.O, self.W = (root.T @ root).to(dtype), point.out.to(dtype), point.W.to(dtype)
@@ -129,7 +133,6 @@ class ThinProducts:
         g = torch.zeros_like(self.shape.value)
         for rows, (heads, _), r in zip(self.problem.chunks, self.kept, residuals, strict=True):
             g += self._back(rows, heads, r.to(g.dtype) @ self.O.T)
-        self.count += 1
         return g
 
     def curvature(self, v: Tensor) -> Tensor:
@@ -146,13 +149,14 @@ class ThinProducts:
         g = torch.zeros_like(v)
         for rows, (heads, H), dH in zip(self.problem.chunks, self.kept, changes, strict=True):
             g += self._back(rows, heads, (dH - H @ S) @ self.K)
-        self.count += 2
         return g
 
     def _back(self, rows: Rows, heads: Heads, gH: Tensor) -> Tensor:
         """Adjoint of (A, B, V) ↦ H."""
         Q, K, Z, P = heads
         n, m, k, p = Z.shape
+        if rows.valid is not None:
+            gH = gH * rows.valid.reshape(n * k, 1)
         g = gH.view(n, k, m, p).transpose(1, 2)
         gS = attention.softmax_rule(P, g @ Z.mT)
         flat = rows.X.reshape(n * k, -1)
@@ -234,6 +238,35 @@ class ThinProducts:
             return hold, of(lifted(S + root * alike, LIFT), lifted(M + K / root))
 
         return replace(of(alike, M), under=under)
+
+
+def balanced(problem: Problem, shape: Thin, point: ThinPoint) -> Problem:
+    """The same rows, those weighted up that say little about the head they say least of.
+
+    Labels of a layer are met by its heads whatever the weights, so these may be chosen for the solve. With the
+    scores of head i a row moves by c_i = Σ_b p_b²‖W_iᵀ(x_b − h)‖², which for a saturated head differs by ten orders
+    of magnitude from row to row: conjugate gradients then hear the loudest rows alone. The weight of a row is
+    (min_i c_i + ‖r‖²)^(−1/2), r what is left of it (at least its rounding): a row that is not met yet is not made
+    louder. Weights that undo the differences wholly, without the root, make other heads badly conditioned.
+    """
+    m, _, p = shape.V.shape
+    out = point.out.view(m, p, -1)
+    K = out @ out.mT
+    weights = []
+    for rows, ((_, _, Z, P), _), r in zip(problem.chunks, point.kept, point.residuals, strict=True):
+        h, ZK = P @ Z, Z @ K
+        apart = (ZK * Z).sum(3).unsqueeze(2) - 2 * h @ ZK.mT + ((h @ K) * h).sum(3, keepdim=True)
+        says = (P.square() * apart.clamp_min(0)).sum(3).amin(1).unsqueeze(2)
+        rounding = torch.finfo(r.dtype).eps * rows.Y.norm(dim=2, keepdim=True)
+        says = says + r.view_as(rows.Y).square().sum(2, keepdim=True) + rounding.square()
+        weight = says.clamp_min(torch.finfo(says.dtype).tiny * 1e6).rsqrt()
+        weights.append(weight if rows.valid is None else weight * (rows.valid > 0))
+    mean = sum(float(weight.sum()) for weight in weights) / problem.rows
+    chunks = []
+    for rows, weight in zip(problem.chunks, weights, strict=True):
+        root = (weight / mean).sqrt()
+        chunks.append(replace(rows, Y=rows.Y * root, valid=root))
+    return replace(problem, chunks=tuple(chunks))
 
 
 def _size(D: Tensor) -> Tensor:

@@ -8,29 +8,95 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+LOOK = 8  # iterations between two looks at whether they are done, where they are recorded
+Linear = Callable[[Tensor], Tensor]
+
 
 def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], g: Tensor, tolerance: float,
-    limit: int,
-) -> Tensor:
-    """(A v = g) to a relative error of ``tolerance`` in the norm of the preconditioner."""
-    v, r = torch.zeros_like(g), g
-    z = precondition(r)
-    p, rz = z, float((r * z).sum())
-    goal = tolerance**2 * rz
-    for _ in range(limit):
-        Ap = apply(p)
-        curvature = float((p * Ap).sum())
-        if not curvature > 0 or not math.isfinite(curvature):
+    apply: Linear, precondition: Linear, g: Tensor, tolerance: float, limit: int,
+    pulse: Callable[[], None] | None = None, small: bool = False,
+) -> tuple[Tensor, int]:
+    """v with Av = g to a relative error of ``tolerance`` in the norm of the preconditioner, and the products made.
+    ``pulse`` is called between them and may end it by raising.
+
+    ``small``: on a GPU the products take less time than their launches. Then one iteration is recorded as a graph
+    and replayed, and the host looks only now and then whether it is done. Scalars stay on the device for that; an
+    iteration past the end changes nothing, so the result is the same.
+    """
+    state = _State(apply, precondition, g, tolerance)
+    iterate: Callable[[], None] = state.iterate
+    made, often = 0, 1
+    while made < limit:
+        if pulse is not None:
+            pulse()
+        if made == 0 and small and g.device.type == "cuda" and limit > 2 * LOOK:
+            iterate, often = recorded(state.iterate, g.device), LOOK
+        else:
+            iterate()
+        made += 1
+        if made % often == 0 and not bool(state.alive):
             break
-        v = v + (rz / curvature) * p
-        r = r - (rz / curvature) * Ap
-        z = precondition(r)
-        rz, old = float((r * z).sum()), rz
-        if not rz > goal:
-            break
-        p = z + (rz / old) * p
-    return v
+    return state.v, made
+
+
+class _State:
+    """v, r = g − Av, the direction p and ⟨r, z⟩ of conjugate gradients, changed in place."""
+
+    def __init__(self, apply: Linear, precondition: Linear, g: Tensor, tolerance: float) -> None:
+        self.apply, self.precondition = apply, precondition
+        self.v, self.r = torch.zeros_like(g), g.clone()
+        self.p = precondition(g).clone()
+        self.rz = (self.r * self.p).sum().double()
+        self.goal = tolerance**2 * self.rz
+        self.alive = self.rz > 0
+
+    def iterate(self) -> None:
+        Ap = self.apply(self.p)
+        curvature = (self.p * Ap).sum().double()
+        self.alive &= (curvature > 0) & curvature.isfinite()
+        step = torch.where(self.alive, self.rz / curvature, 0.0).to(Ap.dtype)
+        self.v += step * self.p
+        self.r -= step * Ap
+        z = self.precondition(self.r)
+        rz = (self.r * z).sum().double()
+        self.alive &= rz > self.goal
+        self.p.copy_(torch.where(self.alive, z + (rz / self.rz).to(z.dtype) * self.p, self.p))
+        self.rz.copy_(rz)
+
+
+class _Recorder:
+    """Graphs recorded one after the other on a stream of their own share one pool of memory; the last is kept, so
+    that its memory serves the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
+        self.last: torch.cuda.CUDAGraph | None = None
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream()
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            work()  # once as it is: libraries take their workspaces at the first call on a stream
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        here.wait_stream(self.stream)
+        self.last = graph
+        return graph.replay
+
+
+_recorders: dict[torch.device, _Recorder] = {}
+
+
+def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """``work``, which never asks the device for a number, is done once, and comes back as one launch."""
+    if device not in _recorders:
+        _recorders[device] = _Recorder(device)
+    return _recorders[device].record(work)
 
 
 def lanczos(

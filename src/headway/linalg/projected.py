@@ -28,7 +28,7 @@ class Rows:
     X: Tensor
     Y: Tensor
     see: Tensor | None = None
-    valid: Tensor | None = None  # (n, k, 1), 1 for rows that count; Y is 0 on the others
+    valid: Tensor | None = None  # (n, k, 1), 1 for rows that count, or the root of a weight; Y is multiplied
 
     def to(self, dtype: torch.dtype) -> Self:
         return self if self.X.dtype == dtype else replace(self, **{
@@ -48,7 +48,7 @@ class Rows:
     @property
     def count(self) -> int:
         """Rows that count."""
-        return self.X.shape[0] * self.X.shape[1] if self.valid is None else int(self.valid.sum())
+        return self.X.shape[0] * self.X.shape[1] if self.valid is None else int((self.valid > 0).sum())
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,15 @@ class Problem:
 
     def variation(self) -> float:
         """Σ‖y − ȳ‖²: what a constant would leave; relative residuals are measured against it."""
-        N = max(self.rows, 1)
-        mean = sum((c.Y.double().sum((0, 1)) for c in self.chunks), torch.zeros(())) / N
-        total = sum(float(c.Y.double().square().sum()) for c in self.chunks)
-        return max(total - N * float(mean.square().sum()), 1e-300)
+        total, N = 0.0, 0.0
+        mean: Tensor | float = 0.0
+        for c in self.chunks:
+            Y = c.Y.double()
+            total += float(Y.square().sum())
+            N += float(c.X.shape[0] * c.X.shape[1] if c.valid is None else c.valid.double().square().sum())
+            mean = mean + (Y if c.valid is None else Y * c.valid).sum((0, 1))
+        assert isinstance(mean, Tensor)
+        return max(total - float(mean.square().sum()) / max(N, 1e-300), 1e-300)
 
 
 @dataclass(frozen=True)
@@ -112,15 +117,17 @@ def features_of(rows: Rows, Theta: Tensor, offset: bool, own: bool = False) -> t
 
 
 def cholesky(G: Tensor) -> Tensor:
-    """Factor of G plus the least ridge that makes it numerically definite (equal or dead heads do not)."""
+    """Factor of G, or of several, plus the least ridge that makes them numerically definite (equal or dead heads do
+    not)."""
     factor: Tensor
-    eye = torch.eye(len(G), dtype=G.dtype, device=G.device)
-    ridge = 8 * torch.finfo(G.dtype).eps * float(G.diagonal().mean()) + torch.finfo(G.dtype).tiny
+    eye = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+    mean = G.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    ridge = 8 * torch.finfo(G.dtype).eps * mean + torch.finfo(G.dtype).tiny
     for _ in range(12):
         factor, info = torch.linalg.cholesky_ex(G + ridge * eye)
-        if int(info) == 0:
+        if not bool(info.any()):
             return factor
-        ridge *= 32
+        ridge = ridge * 32
     factor = torch.linalg.cholesky(G + ridge * eye)
     return factor
 
@@ -170,7 +177,6 @@ class Products:
         self.kept = None
         if point.kept is not None:
             self.kept = tuple((P.to(dtype), H.to(dtype)) for P, H in point.kept)
-        self.count = 0
 
     def _at(self, i: int) -> tuple[Tensor, Tensor]:
         if self.kept is not None:
@@ -183,7 +189,6 @@ class Products:
         for i, rows in enumerate(self.problem.chunks):
             U = residuals[i].to(G.dtype).view(*rows.X.shape[:2], -1)
             G += rows.cotangent(self._at(i)[0], attention.spread(U, self.W), G)
-        self.count += 1
         return G
 
     def curvature(self, dTheta: Tensor) -> Tensor:
@@ -203,7 +208,6 @@ class Products:
             P, H = self._at(i)
             U = (images[i] - H @ B).view(*rows.X.shape[:2], -1)
             G += rows.cotangent(P, attention.spread(U, self.W), G)
-        self.count += 2
         return G
 
     def curvature_given_w(self, dTheta: Tensor) -> Tensor:
@@ -215,7 +219,6 @@ class Products:
             if rows.valid is not None:
                 dY = dY * rows.valid
             G += rows.cotangent(P, attention.spread(dY, self.W), G)
-        self.count += 2
         return G
 
     def blocks(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:

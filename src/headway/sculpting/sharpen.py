@@ -95,7 +95,7 @@ class FirstOrder:
 
         start = torch.cat([torch.zeros_like(center).unsqueeze(0), V])
         wanted = adjoint(left - image(start))
-        step = conjugate_gradients(lambda U: adjoint(image(U)), lambda v: v, wanted, 1e-4, 200)
+        step, _ = conjugate_gradients(lambda U: adjoint(image(U)), lambda v: v, wanted, 1e-4, 200)
         U = start + step
         Q: Tensor = torch.linalg.qr(U[1:].flatten(1).T)[0]
         moved = (center + U[0]).flatten()
