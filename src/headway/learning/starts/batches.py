@@ -1,9 +1,10 @@
 """Random batches for descent: from sequences that are all held, from a list too long for that, from a black box.
 
 What is held is one table on the device, and a batch is a random part of it. Where there is more than that, the
-sequences of a batch are replaced, once they were used, by the next of a feed. So every sequence is met, each batch
-is a random one, and the table's memory stays where it is, as a captured graph needs. A feed is a list read piece by
-piece (Reader) or a black box asked again (Fresh). What comes when depends on the seed and never on the clock.
+sequences of a batch are replaced, once they were used, by the next of a feed. So every sequence is met, a batch is
+mixed from all over the list, and the table's memory stays where it is, as a captured graph needs. A feed is a list
+read piece by piece (Reader) or a black box asked again (Fresh). What comes when depends on the seed and never on the
+clock.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Batches:
 
     @property
     def again(self) -> bool:
-        """Whether sequences have been met more than once. As long as they have not, none is known by heart."""
+        """Whether sequences have been met more than once, on average. Until then none is known by heart."""
         return self.used > self.different
 
     def _replace(self, feed: Feed) -> None:
