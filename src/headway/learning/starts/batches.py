@@ -3,7 +3,7 @@
 What is held is one table on the device, and a batch is a random part of it. Where there is more than that, the
 sequences of a batch are replaced, once they were used, by the next of a feed. So every sequence is met, a batch is
 mixed from all over the list, and the table's memory stays where it is, as a captured graph needs. A feed is a list
-read piece by piece (Reader) or a black box asked again (Fresh). What comes when depends on the seed and never on the
+read piece by piece (Reader) or a black box asked again (Fresh). What comes when depends on the seed and not on the
 clock.
 """
 
