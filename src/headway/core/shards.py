@@ -80,8 +80,8 @@ class Shards(Examples):
             return self.take([0]).take([])
         names = ["X", "Y"] + (["padding"] if self._head["padding"] else [])
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        # Runs of near neighbours are read in one piece, BLOCK at most, and what lies between them is left out again;
-        # a scattered index reads one sequence at a time.
+        # Runs of near neighbours are read in one piece, BLOCK at most, and what lies between is left out again; a
+        # scattered index reads one sequence at a time.
         shard = np.searchsorted(self._starts, at, side="right") - 1
         near = 1 + GAP // (8 * self.length * (self.width + self.out_width))
         step = np.diff(at)
