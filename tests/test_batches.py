@@ -346,8 +346,8 @@ def test_a_fault_of_the_black_box_is_its_own():
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_what_is_met_once_is_not_said_to_be_known_by_heart(fresh):
-    """Labels that no layer gives, and large in few sequences, so that a batch may show a small error by chance: forty
-    sequences are learned by heart, fresh ones are not."""
+    """Labels that no layer gives, and large in few sequences, so that a batch may show a small error by chance.
+    Forty sequences are learned by heart, fresh ones are not."""
     data = hw.ask(lambda X: torch.sin(1e3 * X) * X[:, :1, :1] ** 4, 400, 6, 8, law="gaussian", fresh=fresh)
     source, draw = source_of(data), generator()
     fit, select = tables(source)
