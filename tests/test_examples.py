@@ -217,6 +217,29 @@ def test_take_across_shards(tmp_path, index, tensor):
     assert_same(shards.take(torch.tensor(index) if tensor else index), data.take(index))
 
 
+def test_near_neighbours_are_read_in_one_piece(tmp_path, monkeypatch):
+    """Few sequences left out are read with the others: beginning anew costs more."""
+    data = draw(layer(), 3 * BLOCK, 2, seed=1)
+    shards = write(tmp_path, rebatch([data], [BLOCK + 500, 2 * BLOCK - 500]), shards=2)
+    reads = []
+
+    class Watched:
+        def __init__(self, file):
+            self.file = file
+
+        def get_slice(self, name):
+            reads.append(name)
+            return self.file.get_slice(name)
+
+    opened = type(shards)._file
+    monkeypatch.setattr(type(shards), "_file", lambda self, j: Watched(opened(self, j)))
+    everything = np.arange(len(data))
+    for index, pieces in ((everything, 4), (everything[everything % 7 != 3], 4), (everything[::1000], 4)):
+        reads.clear()
+        assert_same(shards.take(index), data.take(index))
+        assert reads == ["X", "Y"] * pieces
+
+
 def test_take_nothing(tmp_path):
     data = small(3)
     assert_same(write(tmp_path, [data]).take([]), data.take([]))

@@ -24,7 +24,8 @@ from headway.learning.prune import (
 )
 from headway.learning.refine import Refinement, refine_factors
 from headway.learning.source import Source, find_frame, spaced
-from headway.learning.starts.descent import Table, descend, predict, random_factors, tables, whitened
+from headway.learning.starts.batches import Table
+from headway.learning.starts.descent import descend, predict, random_factors, tables, whitened
 from headway.learning.thin import Thin, ThinModel
 
 CPU = torch.device("cpu")

@@ -269,6 +269,8 @@ def test_an_oracle_that_changes_its_mind_is_refused(refused):
         ("law", {"law": [1.0, 2.0], "width": None}, "shape (2,)"),
         ("mask", {"mask": "both"}, "'both'"),
         ("seed", {"seed": -1}, "-1"),
+        ("fresh", {"fresh": -1}, "-1"),
+        ("fresh", {"fresh": "yes"}, "'yes'"),
         ("dtype", {"dtype": torch.int8}, "torch.int8"),
         ("dtype", {"dtype": "float32"}, "float32"),
         ("device", {"device": "nowhere"}, "'nowhere'"),
@@ -282,6 +284,32 @@ def test_ask_refuses(refused, name, change, word):
     with refused(name, word):
         hw.ask(given.pop("oracle"), **given)
     assert not asked, "what is refused is refused before the oracle is asked"
+
+
+@pytest.mark.parametrize("law", [*LAWS.values()], ids=LAWS)
+def test_fresh_answers_are_the_same_examples_and_can_be_added_to(law):
+    truth, count = layer(), BLOCK + 5
+    plain = hw.ask(truth, count, 4, 3, law=law, seed=5)
+    assert type(plain) is hw.Examples
+    fresh = hw.ask(truth, count, 4, 3, law=law, seed=5, fresh=True)
+    assert fresh.digest() == plain.digest()
+    assert fresh.fresh is None and hw.ask(truth, 5, 4, 3, law=law, fresh=7).fresh == 7
+    more = fresh.to(fresh.inputs(20, 3, 0))
+    assert (len(more), more.length, more.width, more.out_width) == (20, 4, 3, 2)
+    assert (more.dtype, more.X.dtype) == (plain.dtype, plain.X.dtype)
+    assert_close(more.Y, truth(more.X), **EXACT)
+    assert type(fresh.take([0, 1])) is hw.Examples
+
+
+def test_a_law_says_how_many_sequences_it_has():
+    counts = [hw.ask(lambda X: X, 2, k, 3, law=law, fresh=1).law.sequences
+              for k, law in ((4, "boolean"), (5, VOCABULARY), (4, "gaussian"), (1000, "boolean"))]
+    assert counts == [2**12, 3**5, float("inf"), float("inf")]
+
+
+def test_an_answer_that_changes_its_width_is_refused(refused):
+    with refused("the oracle's answer", "shape (9, 3, 4)", "shape (9, 3, 3)"):
+        hw.ask(lambda X: X[..., : 3 if len(X) == 9 else 4], BLOCK + 9, 3, 4)
 
 
 def test_an_oracle_may_work_in_place_and_answer_in_a_buffer():

@@ -20,6 +20,7 @@ from headway.core.layer import MASKS, AttentionLayer, save_layer
 
 SHARD = re.compile(r"examples-(\d{5})-of-(\d{5})\.safetensors")
 KIND = "headway-examples-1"
+GAP = 64 << 10  # bytes that are read and left out sooner than a reading is begun anew
 
 
 class Shards(Examples):
@@ -77,16 +78,20 @@ class Shards(Examples):
         at = whole_index(index, len(self))
         if not at.size:
             return self.take([0]).take([])
-        shard = np.searchsorted(self._starts, at, side="right") - 1
         names = ["X", "Y"] + (["padding"] if self._head["padding"] else [])
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        # Runs of neighbours are read in one piece; a scattered index reads one sequence at a time.
-        cuts = np.flatnonzero((np.diff(at) != 1) | (np.diff(shard) != 0)) + 1
-        for run in np.split(np.arange(at.size), cuts):
-            j = int(shard[run[0]])
-            low = int(at[run[0]]) - self._starts[j]
+        # Runs of near neighbours are read in one piece, BLOCK at most, and what lies between is left out again; a
+        # scattered index reads one sequence at a time.
+        shard = np.searchsorted(self._starts, at, side="right") - 1
+        near = 1 + GAP // (8 * self.length * (self.width + self.out_width))
+        step = np.diff(at)
+        cuts = (step < 1) | (step > near) | (np.diff(at // BLOCK) != 0) | (np.diff(shard) != 0)
+        for run in np.split(at, np.flatnonzero(cuts) + 1):
+            j = int(np.searchsorted(self._starts, run[0], side="right")) - 1
+            low, high = int(run[0]) - self._starts[j], int(run[-1]) + 1 - self._starts[j]
             for name in names:
-                parts[name].append(self._file(j).get_slice(name)[low : low + len(run)])
+                part = self._file(j).get_slice(name)[low:high]
+                parts[name].append(part if len(part) == len(run) else part[torch.from_numpy(run - run[0])])
         whole = {name: torch.cat(pieces) for name, pieces in parts.items()}
         padding = whole["padding"].bool() if "padding" in whole else None
         try:

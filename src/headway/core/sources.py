@@ -69,7 +69,7 @@ def draw_batches(
 def ask(
     oracle: Callable[[Tensor], Any], count: int | None = None, length: int = 16, width: int | None = None, *,
     law: str | Any = "boolean", mask: str = "none", seed: int = 0, dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | str | None = None, fresh: bool | int = False,
 ) -> Examples:
     """n pairs (X, F(X)) of a black box F, with X from a law as in ``draw``.
 
@@ -78,6 +78,12 @@ def ask(
     input is refused: dropout, or a batch norm in training. count: 10·d²/length by default, at least 2,000. width:
     d; read off an nn.MultiheadAttention or a vocabulary. mask: "causal" if the oracle only looks back. dtype and
     device of the X that it is shown: those of its parameters, float64 on the CPU if it has none.
+
+    The oracle is asked here and not again: for ``count`` sequences, and twice for a few, to see that it answers
+    alike. fresh=True lets ``learn`` ask it for more, drawn by the same law, so that a descent on factors meets new
+    sequences in every batch and learns none by heart. How many is found out on the way: ``fit.stats["asked"]``, in
+    the tens of thousands as a rule. fresh=20_000 lets one call of ``learn`` ask for so many at most. Other ways to
+    learn do with the ``count`` given here.
 
     >>> from headway.core.layer import AttentionLayer
     >>> ask(AttentionLayer.random(heads=1, width=4), count=10, length=3, width=4)
@@ -90,13 +96,31 @@ def ask(
     box = _box(oracle, mask, dtype, device)
     width = checks.whole("width", _width(oracle, law) if width is None else width)
     count = max(2000, math.ceil(10 * width**2 / length)) if count is None else checks.whole("count", count)
+    more = None if fresh is True else checks.whole("fresh", 0 if fresh is False else fresh, 0)
     inputs = input_law(law, width, length, box.dtype)
     box.probe(inputs(min(count, 8), _block_generator(seed, 0)))
-    parts = []
+    parts: list[Examples] = []
     for block, start in enumerate(range(0, count, BLOCK)):
         X = inputs(min(BLOCK, count - start), _block_generator(seed, block))
-        parts.append(Examples(X.to(box.device), box(X), mask=mask))
-    return join(parts)
+        parts.append(Examples(X.to(box.device), box(X, parts[0].out_width if parts else "e"), mask=mask))
+    whole = join(parts)
+    return whole if more == 0 else Answers(whole, box, inputs, more, seed)
+
+
+class Answers(Examples):
+    """Examples of a black box that may be asked for more: ``fresh`` sequences at most, any number if None."""
+
+    def __init__(self, given: Examples, box: _Box, law: Law, fresh: int | None, seed: int) -> None:
+        self.X, self.Y, self.padding, self.mask = given.X, given.Y, None, given.mask  # checked already
+        self.box, self.law, self.fresh, self.seed = box, law, fresh, seed
+
+    def inputs(self, count: int, key: int, block: int) -> Tensor:
+        """X by the law, another one for every key and block, and none of those that are given."""
+        return self.law(count, _generator(np.random.SeedSequence(self.seed, spawn_key=(key, block))))
+
+    def to(self, X: Tensor) -> Examples:
+        """What the black box answers to X."""
+        return Examples(X.to(self.box.device), self.box(X, self.out_width), mask=self.mask)
 
 
 def _width(oracle: Callable[[Tensor], Any], law: str | Any) -> int:
@@ -134,7 +158,7 @@ class _Box:
     dtype: torch.dtype
     device: torch.device
 
-    def __call__(self, X: Tensor) -> Tensor:
+    def __call__(self, X: Tensor, out_width: int | str = "e") -> Tensor:
         # Copies both ways: an oracle may work in place, or answer in a buffer that it uses again.
         with torch.no_grad():
             Y = self.oracle(X.to(self.device, self.dtype, copy=True))
@@ -142,7 +166,7 @@ class _Box:
             checks.refuse("the oracle's answer", "one tensor Y (n, k, e)", type(Y).__name__,
                           "lambda X: module(X)[0], where the first of several is meant")
         Y = checks.floating("the oracle's answer", Y, hint="look at what the oracle does to such an X")
-        checks.shape("the oracle's answer", Y, (*X.shape[:2], "e"), "one output row per token of X")
+        checks.shape("the oracle's answer", Y, (*X.shape[:2], out_width), "one output row per token of X")
         some_columns("the oracle's answer", tuple(Y.shape))
         return Y.to(self.device, copy=True)
 
@@ -175,31 +199,49 @@ class _Box:
 
 
 def _block_generator(seed: int, block: int) -> torch.Generator:
-    word = np.random.SeedSequence([seed, block]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(word >> np.uint64(1)))
+    return _generator(np.random.SeedSequence([seed, block]))
 
 
-def input_law(
-    law: str | Any, width: int, length: int, dtype: torch.dtype
-) -> Callable[[int, torch.Generator], Tensor]:
-    """(n, generator) ↦ X (n, length, width) on the CPU; ±1 tokens as int8."""
+def _generator(words: np.random.SeedSequence) -> torch.Generator:
+    return torch.Generator().manual_seed(int(words.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+
+@dataclass(frozen=True)
+class Law:
+    """How inputs are drawn: entries ±1, standard normal ones, or rows of a vocabulary (v, d)."""
+
+    name: str
+    width: int
+    length: int
+    dtype: torch.dtype
     vocabulary: Tensor | None = None
-    if isinstance(law, str):
-        checks.choice("law", law, ("boolean", "gaussian"))
-    else:
-        vocabulary = checks.floating("law", law)
-        checks.shape("law", vocabulary, ("v", width), "one row per word of the vocabulary")
-        if not len(vocabulary):
-            checks.refuse("law", "a vocabulary of at least one word", f"shape {tuple(vocabulary.shape)}",
-                          "law='boolean'")
 
-    def inputs(size: int, generator: torch.Generator) -> Tensor:
-        shape = (size, length, width)
-        if vocabulary is not None:
-            words = torch.randint(len(vocabulary), shape[:2], generator=generator)
-            return vocabulary.cpu()[words].to(dtype)
-        if law == "boolean":
+    def __call__(self, count: int, generator: torch.Generator) -> Tensor:
+        """X (count, length, width) on the CPU; ±1 tokens as int8."""
+        shape = (count, self.length, self.width)
+        if self.vocabulary is not None:
+            words = torch.randint(len(self.vocabulary), shape[:2], generator=generator)
+            return self.vocabulary[words].to(self.dtype)
+        if self.name == "boolean":
             return (2 * torch.randint(2, shape, generator=generator) - 1).to(torch.int8)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
 
-    return inputs
+    @property
+    def sequences(self) -> float:
+        """How many different ones there are."""
+        if self.vocabulary is None and self.name != "boolean":
+            return math.inf
+        words, places = (2, self.length * self.width) if self.vocabulary is None else (
+            len(self.vocabulary), self.length)
+        return float(words) ** places if places * math.log2(words) < 1000 else math.inf
+
+
+def input_law(law: str | Any, width: int, length: int, dtype: torch.dtype) -> Law:
+    if isinstance(law, str):
+        return Law(checks.choice("law", law, ("boolean", "gaussian")), width, length, dtype)
+    vocabulary = checks.floating("law", law)
+    checks.shape("law", vocabulary, ("v", width), "one row per word of the vocabulary")
+    if not len(vocabulary):
+        checks.refuse("law", "a vocabulary of at least one word", f"shape {tuple(vocabulary.shape)}",
+                      "law='boolean'")
+    return Law("vocabulary", width, length, dtype, vocabulary.cpu())

@@ -19,15 +19,8 @@ from headway.core import attention
 from headway.core.examples import Examples
 from headway.learning.candidate import Candidate
 from headway.learning.source import Frame, Source, spaced
-from headway.learning.starts.descent import (
-    SMALL,
-    Factors,
-    Step,
-    Table,
-    predict,
-    random_factors,
-    table_of,
-)
+from headway.learning.starts.batches import Batches, Table, table_of
+from headway.learning.starts.descent import SMALL, Factors, Step, predict, random_factors
 
 Report = Callable[[float], None]
 Watch = Callable[[Tensor, Tensor, Tensor], bool]  # shown Θ, W and c; whether that is enough
@@ -91,7 +84,7 @@ def adam(
     begin = _unknowns(heads, table, size, out_size, seed)
     (_, k, d), device = table.X.shape, table.X.device
     batch = min(len(table.X), max(8, (setting.rows or ROWS.get(device.type, ROWS["cpu"])) // k))
-    step = Step(table, _model, begin, batch, seed, fast=setting.fast)
+    step = Step(Batches(table, batch, seed), _model, begin, fast=setting.fast)
     spread = table.spread()
 
     def working() -> tuple[Tensor, Tensor, Tensor]:

@@ -20,6 +20,7 @@ from headway.core.examples import Examples
 from headway.core.names import BASELINES
 from headway.core.results import Fit, NotLearnedError
 from headway.core.shards import Shards
+from headway.core.sources import Answers
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
 from headway.learning.loop import Asked, Loop, Progress
@@ -166,6 +167,8 @@ def _kept(
         more["truth"] = hashlib.sha256(b"".join(
             name.encode() + tensor.detach().cpu().to(torch.float64).contiguous().numpy().tobytes()
             for name, tensor in sorted(settings.truth.tensors().items()))).hexdigest()
+    if isinstance(examples, Answers):  # what it may ask for makes it another run
+        more["fresh"] = True if examples.fresh is None else examples.fresh
     if more:
         own["more"] = more
     if isinstance(examples, Shards) and "thresholds" not in more:

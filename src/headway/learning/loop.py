@@ -64,6 +64,7 @@ class Loop:
         self.pool = Pool()
         self.spans: dict[str, Tensor] = {}
         self.structured = False  # the last probe's answer, for when time runs out
+        self.asked_more = 0  # sequences that a black box was asked for on the way
         self.begun = time.perf_counter()
         self.deadline = math.inf  # until the frame is found, so that there is always something to end with
         self.current: dict[str, Any] = {"stage": "frame", "heads": 0}
@@ -245,17 +246,20 @@ class Loop:
         rung, draw = action.rung, self.generator(action.name)
 
         def compute() -> Stage:
-            found = descended(self.source, rung.heads, rung.q, rung.p, rung.decay, draw, self.report)
+            found = descended(self.source, rung.heads, rung.q, rung.p, rung.decay, draw, self.report,
+                              pulse=self.pulse, already=self.asked_more)
             if found.reason == "time":  # no finished stage: with more time a run begins it again
+                self.asked_more += found.asked
                 assert self.source.frame is not None
                 self._add(action.name, refine_factors(
                     self.source, whitened(found.factors, self.source.frame), generator=draw, limit=0))
                 raise OutOfTimeError
             parts = dict(zip("ABVOc", found.factors.parts(), strict=True))
             return parts, {"unseen": found.error, "residual": found.fitted, "steps": found.steps,
-                           "reason": found.reason}
+                           "reason": found.reason, "sequences": found.sequences, "asked": found.asked}
 
         tensors, info = self.stage(action.name, compute, rung.heads)
+        self.asked_more += int(info.get("asked", 0))
         self.factors = {action.name: Factors(*(tensors[part] for part in "ABVOc"))}
         return Seen(action.name, rung.heads, info["residual"], info["unseen"], info["reason"])
 

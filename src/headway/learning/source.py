@@ -223,23 +223,28 @@ def split(examples: Examples) -> Split:
     return Split(fit, chosen, judged, aside, U - len(select) - len(judge))
 
 
+def prints_of(X: Tensor) -> np.ndarray:
+    """A number for every sequence that equal tokens share: a sum of their bit patterns times fixed odd numbers, in
+    integers, exact in any order."""
+    draw = torch.Generator().manual_seed(0)
+    odd = 2 * torch.randint(-(2**62), 2**62, (X[0].numel(),), generator=draw) + 1
+    bits = (X + 0).contiguous().view(INTEGERS[X.element_size()]).flatten(1).long()  # −0 counts as 0
+    for shift in (20, 40, 52):  # round numbers have their bits at the top, where products lose them
+        bits = bits ^ (bits >> shift)
+    found: np.ndarray = (bits * odd.to(bits.device)).sum(1).cpu().numpy()
+    return found
+
+
 def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of every sequence a number that equal tokens share, and the size of its labels.
 
-    The number is a sum of the tokens' bit patterns times fixed odd numbers, in integers: exact in any order.
     """
-    width = examples.length * examples.width
-    draw = torch.Generator().manual_seed(0)
-    odd = 2 * torch.randint(-(2**62), 2**62, (width,), generator=draw) + 1
     first = examples.take(spaced(index, min(len(index), 256)))
     middle = first.Y.double().flatten(0, 1).median(0).values
     prints, sizes = [], []
     for at in np.array_split(index, math.ceil(len(index) / 1024)):
         part = examples.take(at)
-        bits = (part.X + 0).contiguous().view(INTEGERS[part.X.element_size()]).flatten(1).long()  # −0 counts as 0
-        for shift in (20, 40, 52):  # round numbers have their bits at the top, where products lose them
-            bits = bits ^ (bits >> shift)
-        prints.append((bits * odd.to(bits.device)).sum(1).cpu().numpy())
+        prints.append(prints_of(part.X))
         Y = part.Y.double() - middle
         rows = Y.square().mean(2)
         if part.padding is not None:
@@ -314,8 +319,11 @@ class Source:
         return int(self.frame.out.shape[1])
 
     def rows(self, index: np.ndarray, dtype: torch.dtype) -> Rows:
+        return self.rows_of(self.examples.take(index), dtype)
+
+    def rows_of(self, part: Examples, dtype: torch.dtype) -> Rows:
+        """These examples in working coordinates."""
         assert self.frame is not None
-        part = self.examples.take(index)
         X = self.frame.tokens(part.X.to(self.device, dtype if self.frame.plain else torch.float64)).to(dtype)
         Y = part.Y.to(self.device, torch.float64)
         if self.frame.label is not None:

@@ -23,6 +23,7 @@ from headway.core.convert import key_groups, ranks
 from headway.core.counting import Size
 from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
+from headway.core.sources import Answers
 from headway.learning import evidence
 from headway.learning.candidate import Candidate
 from headway.learning.loop import Loop
@@ -66,6 +67,8 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
         groups = [group for group in key_groups(layer) if len(group) > 1]
         if groups:
             stats["key_groups"] = groups
+    if isinstance(loop.examples, Answers):
+        stats["asked"] = loop.asked_more
     on = f"on {len(judge)} sequences kept for the judgement"
     found = status(loop, best, layer.heads, error, on, structured, noise, size, len(named), cause)
     stats["seconds"] = time.perf_counter() - loop.begun

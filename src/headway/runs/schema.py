@@ -129,7 +129,8 @@ OPTIONS = {
 OWN = {"search": one_of(*SEARCHES), "polish": FLAG, "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE}
 CONFIG = record({"kind": one_of(RUN)}, {
     "command": TEXT, "examples": TEXT, "digest": _hex, "options": record(OPTIONS, OWN),
-    "more": record({}, {"truth": _hex, "thresholds": mapping(_anything)}), "hidden_heads": WHOLE,
+    "more": record({}, {"truth": _hex, "thresholds": mapping(_anything), "fresh": either(WHOLE, FLAG)}),
+    "hidden_heads": WHOLE,
     "width": either(WHOLE, TEXT),  # a sweep over widths is written as it was asked for
 
     "seed": WHOLE}, more=True, together={"options": ("digest", "examples")})

@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headway.core.devices import fast_products
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.source import Frame, Source, spaced
+from headway.learning.starts.batches import MET, Batches, Feed, Model, Table, feed_of, table_of
 from headway.learning.thin import Thin
 
 RISE = 100  # steps over which the rate rises to its value
@@ -34,7 +34,6 @@ STEPS = 6000  # at most
 WIDE = 128  # width from which the rate is lower and a batch larger
 SMALL = 32  # width up to which projections of full rank cost little
 ROWS = {"cuda": 16_384, "cpu": 2_048}  # of a batch
-Model = Callable[[Tensor, Sequence[Tensor], Tensor | None], Tensor]  # F(X) from X, the unknowns and what is seen
 
 
 @dataclass(frozen=True)
@@ -60,44 +59,6 @@ class Factors:
 
     def keep(self, heads: Tensor) -> Self:
         return replace(self, A=self.A[heads], B=self.B[heads], V=self.V[heads], O=self.O[heads])
-
-
-@dataclass(frozen=True)
-class Table:
-    """Sequences on one device: X (n, k, d), Y (n, k, e), what is seen (1 or n, k, k), which rows count."""
-
-    X: Tensor
-    Y: Tensor
-    see: Tensor | None = None
-    valid: Tensor | None = None
-
-    def pick(self, index: Tensor) -> Table:
-        see = self.see if self.see is None or self.see.shape[0] == 1 else self.see[index]
-        return Table(self.X[index], self.Y[index], see, None if self.valid is None else self.valid[index])
-
-    def mean_square(self, R: Tensor) -> Tensor:
-        if self.valid is None:
-            return R.square().mean()
-        return (R * self.valid).square().sum() / (self.valid.sum() * R.shape[2]).clamp_min(1)
-
-    @property
-    def rows(self) -> int:
-        """Rows that count."""
-        return self.Y.shape[0] * self.Y.shape[1] if self.valid is None else int(self.valid.sum())
-
-    def spread(self) -> float:
-        """Mean square of the labels about their mean: what a constant would leave."""
-        Y = self.Y.flatten(0, 1) if self.valid is None else self.Y[self.valid.squeeze(2) > 0]
-        return float((Y.double() - Y.double().mean(0)).square().mean())
-
-    @torch.no_grad()
-    def error(self, model: Model, values: Sequence[Tensor], sequences: int = 512) -> float:
-        """Mean square error of a model, in pieces that fit."""
-        total = 0.0
-        for at in torch.split(torch.arange(len(self.X), device=self.X.device), sequences):
-            part = self.pick(at)
-            total += part.rows * float(part.mean_square(model(part.X, values, part.see) - part.Y))
-        return total / self.rows
 
 
 def random_factors(
@@ -142,64 +103,68 @@ class Descended:
     fitted: float  # relative, on the last batch
     steps: int
     reason: str  # target, flat, by heart, limit, time, diverged
+    sequences: int  # different ones that were held on the way
+    asked: int  # of them, those that a black box was asked for
     curve: tuple[tuple[int, float, float], ...]  # step, error on a batch, error on others
 
 
 def descend(
     fit: Table, select: Table, begin: Factors, *, generator: torch.Generator, rate: float = 2e-3,
     decay: float = 0.0,
-    limit: int = 20_000, target: float = 0.1, rows: int | None = None,
+    limit: int = 20_000, target: float = 0.1, rows: int | None = None, feed: Feed | None = None,
     report: Callable[[float], None] | None = None,
 ) -> Descended:
     """Adam on random batches of ``fit`` until the relative error on ``select`` is below ``target`` or no longer
-    falls, be it that the heads are not found or that rows are learned by heart."""
+    falls, be it that the heads are not found or that rows are learned by heart. What is in ``fit`` is replaced by
+    what comes from the ``feed``, where there is one."""
     device = fit.X.device
     k = fit.X.shape[1]
     size = min(len(fit.X), max(8, (rows or ROWS.get(device.type, ROWS["cpu"])) // k))
     spread, spread_fit = select.spread(), fit.spread()
-    step = Step(fit, _model, begin.parts(), size, generator, decay=decay)
+    batches = Batches(fit, size, generator, feed, MET.get(device.type, 1))
+    step = Step(batches, _model, begin.parts(), decay=decay)
     curve: list[tuple[int, float, float]] = []
     best, best_at, ending, done, reason = math.inf, 0, 0, 0, "limit"
     begun_at = 0
-    while done < limit:
-        if ending:
-            left = 1 - (done - begun_at) / ending
-            if left <= 0:
-                break
-            step.rate(rate * left)
-        else:
-            step.rate(rate * min(1.0, (done + 1) / RISE))
-        step.make()
-        done += 1
-        if done % LOOK:
-            continue
-        error = math.sqrt(select.error(_model, step.values) / spread)
-        batch = math.sqrt(step.loss() / spread_fit)
-        curve.append((done, batch, error))
-        try:
+    try:
+        while done < limit:
+            if ending:
+                left = 1 - (done - begun_at) / ending
+                if left <= 0:
+                    break
+                step.rate(rate * left)
+            else:
+                step.rate(rate * min(1.0, (done + 1) / RISE))
+            step.make()
+            done += 1
+            if done % LOOK:
+                continue
+            error = math.sqrt(select.error(_model, step.values) / spread)
+            batch = math.sqrt(step.loss() / spread_fit)
+            curve.append((done, batch, error))
             if report is not None:
                 report(error)
-        except OutOfTimeError:
-            reason = "time"
-            break
-        if not math.isfinite(error):
-            reason = "diverged"
-            break
-        if ending:
-            continue
-        if error < 0.97 * best:
-            best, best_at = error, done
-        if error < target:
-            reason = "target"
-        elif batch < 0.7 * error and done - best_at >= max(5 * LOOK, done // 3):
-            reason = "by heart"
-        elif done - best_at >= max(10 * LOOK, done // 2):
-            reason = "flat"
-        else:
-            continue
-        ending, begun_at = max(3 * LOOK, done // 2 // LOOK * LOOK), done
+            if not math.isfinite(error):
+                reason = "diverged"
+                break
+            if ending:
+                continue
+            if error < 0.97 * best:
+                best, best_at = error, done
+            if error < target:
+                reason = "target"
+            elif batches.again and batch < 0.7 * error and done - best_at >= max(5 * LOOK, done // 3):
+                reason = "by heart"
+            elif done - best_at >= max(10 * LOOK, done // 2):
+                reason = "flat"
+            else:
+                continue
+            ending, begun_at = max(3 * LOOK, done // 2 // LOOK * LOOK), done
+    except OutOfTimeError:
+        reason = "time"
     error = math.sqrt(select.error(_model, step.values) / spread)
-    return Descended(Factors(*step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason, tuple(curve))
+    return Descended(Factors(*step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason,
+                     int(batches.different), 0 if feed is None else feed.asked, tuple(curve))
 
 
 def _model(X: Tensor, values: Sequence[Tensor], see: Tensor | None) -> Tensor:
@@ -211,21 +176,17 @@ class Step:
     products in TF32."""
 
     def __init__(
-        self, table: Table, model: Model, begin: Sequence[Tensor], size: int, generator: torch.Generator, *,
-        decay: float = 0.0, fast: bool = True,
+        self, batches: Batches, model: Model, begin: Sequence[Tensor], *, decay: float = 0.0, fast: bool = True
     ) -> None:
-        self.table, self.model, self.size, self.generator = table, model, size, generator
-        self.values = [part.detach().clone().to(table.X).requires_grad_() for part in begin]
-        device = table.X.device
-        captured = device.type == "cuda"
-        eps = 1e-8 if table.X.dtype == torch.float32 else 1e-20  # below the gradients at the floor
-        self.index = torch.zeros(size, dtype=torch.long, device=device)
-        self.speed = torch.zeros((), device=device)
-        self.last = torch.zeros((), device=device)
+        self.batches, self.model, X = batches, model, batches.table.X
+        self.values = [part.detach().clone().to(X).requires_grad_() for part in begin]
+        captured = X.device.type == "cuda"
+        eps = 1e-8 if X.dtype == torch.float32 else 1e-20  # below the gradients at the floor
+        self.speed = torch.zeros((), device=X.device)
+        self.last = torch.zeros((), device=X.device)
         self.adam = torch.optim.AdamW(self.values, lr=self.speed if captured else 0.0, betas=(0.9, 0.99),
                                       eps=eps, weight_decay=decay, capturable=captured,
                                       fused=None if captured else True)
-        self.order = torch.empty(0, dtype=torch.long)
         self.graph: torch.cuda.CUDAGraph | None = None
         if captured:
             self._capture(fast)
@@ -244,18 +205,14 @@ class Step:
         return float(self.last)
 
     def make(self) -> None:
-        if len(self.order) < self.size:  # a pass without replacement: every sequence is met as often as any other
-            self.order = torch.randperm(len(self.table.X), generator=self.generator)
-            self.order = self.order.to(self.index.device)
-        self.index.copy_(self.order[: self.size])
-        self.order = self.order[self.size :]
+        self.batches.advance()
         if self.graph is None:
             self._once()
         else:
             self.graph.replay()
 
     def _once(self) -> None:
-        part = self.table.pick(self.index)
+        part = self.batches.now()
         for value in self.values:
             value.grad = None
         loss = part.mean_square(self.model(part.X, self.values, part.see) - part.Y)
@@ -268,7 +225,7 @@ class Step:
         Adam divides by it."""
         begin = self.now()
         self.speed.fill_(1e-12)
-        with fast_products(self.index.device, fast):
+        with fast_products(self.speed.device, fast):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -288,33 +245,32 @@ class Step:
 
 def descended(
     source: Source, heads: int, q: int, p: int, decay: float, generator: torch.Generator,
-    report: Callable[[float], None] | None = None,
+    report: Callable[[float], None] | None = None, *, pulse: Callable[[], None] | None = None, already: int = 0,
 ) -> Descended:
-    """From random factors, with the settings that serve a layer of this width on this device."""
-    fit, select = tables(source)
-    begin = random_factors(heads, source.examples.width, source.examples.out_width, q, p, generator, source.device)
-    wide = source.d >= WIDE
-    return descend(fit, select, begin, generator=generator, rate=2e-3 if wide else 4e-3, decay=decay,
-                   rows=None if wide or source.device.type == "cuda" else 512, limit=STEPS, report=report)
+    """From random factors, with the settings that serve a layer of this width on this device; ``pulse`` is called
+    before more is read or asked for, ``already`` is how much a black box was asked before."""
+    assert source.frame is not None
+    feed = feed_of(source.seen_through(source.frame.unwhitened()), generator, already, pulse)
+    try:
+        fit, select = tables(source, feed)
+        begin = random_factors(heads, source.examples.width, source.examples.out_width, q, p, generator,
+                               source.device)
+        wide = source.d >= WIDE
+        return descend(fit, select, begin, generator=generator, rate=2e-3 if wide else 4e-3, decay=decay,
+                       rows=None if wide or source.device.type == "cuda" else 512, limit=STEPS, feed=feed,
+                       report=report)
+    finally:
+        if feed is not None:
+            feed.close()
 
 
-def tables(source: Source, most: int | None = None) -> tuple[Table, Table]:
+def tables(source: Source, feed: Feed | None = None) -> tuple[Table, Table]:
     """Sequences to fit and to look at, in plain coordinates: centred, divided by one number."""
     assert source.frame is not None
     plain = source.seen_through(source.frame.unwhitened())
-    count = min(len(source.fit), source.most(), most or len(source.fit))
-    return (table_of(plain, spaced(source.fit, count)),
+    count = min(len(source.fit), source.most())
+    return (table_of(plain, spaced(source.fit, count)) if feed is None else feed.first(count),
             table_of(plain, spaced(source.select, min(len(source.select), 1000))))
-
-
-def table_of(source: Source, index: np.ndarray, dtype: torch.dtype = torch.float32) -> Table:
-    """These sequences in one piece, in the coordinates of the source."""
-    parts = list(source.stream(index, 1, dtype))
-    see = parts[0].see
-    if see is not None and see.shape[0] > 1:
-        see = torch.cat([part.see for part in parts if part.see is not None])
-    valid = None if parts[0].valid is None else torch.cat([part.valid for part in parts if part.valid is not None])
-    return Table(torch.cat([part.X for part in parts]), torch.cat([part.Y for part in parts]), see, valid)
 
 
 def whitened(factors: Factors, frame: Frame) -> Thin:
