@@ -17,6 +17,16 @@ def room(device: torch.device, size: int) -> int:
     return max(size, min(GROWTH * size, torch.cuda.get_device_properties(device).total_memory // 12))
 
 
+def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Independent standard normal numbers in the shape of ``like``, drawn where it is: a GPU has them a hundred times
+    sooner than a CPU can draw and send them. What is drawn depends on the generator and the kind of device."""
+    if like.device.type != "cuda":
+        return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like)
+    seed = int(torch.randint(0, 2**62, (), generator=generator))
+    there = torch.Generator(like.device).manual_seed(seed)
+    return torch.randn(like.shape, generator=there, dtype=torch.float32, device=like.device).to(like)
+
+
 @contextmanager
 def fast_products(device: torch.device, wanted: bool = True) -> Iterator[None]:
     """On a GPU, products of float32 matrices in TF32 (three digits, several times faster) as long as this lasts."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
+from headway.core.devices import normal
 from headway.learning.gauss_newton import LeastSquares
 from headway.learning.shapes import Linear, Metric, inverse, lifted
 from headway.linalg.projected import Problem, Rows, cholesky
@@ -178,7 +179,7 @@ class ThinProducts:
         M, T = (self.W.new_zeros(m, d, d) for _ in range(2))
         S = self.W.new_zeros(m, r, r)
         for rows, ((_, _, _, P), _) in zip(self.problem.chunks, self.kept, strict=True):
-            omega = torch.randn(rows.Y.shape, generator=generator, dtype=torch.float32).to(rows.Y)
+            omega = normal(rows.Y, generator)
             if rows.valid is not None:
                 omega = omega * rows.valid
             g = attention.apart(omega, self.W.mT)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
-from headway.core.devices import room
+from headway.core.devices import normal, room
 
 CACHE = 1 << 30  # bytes of patterns and features kept between products; beyond it they are recomputed
 
@@ -231,7 +231,7 @@ class Products:
         M = self.Theta.new_zeros(m, d, d)
         Q = self.Theta.new_zeros(r, r)
         for i, rows in enumerate(self.problem.chunks):
-            omega = torch.randn(rows.Y.shape, generator=generator, dtype=torch.float32).to(rows.Y)
+            omega = normal(rows.Y, generator)
             queries = attention.queries(rows.X, self.Theta)
             if rows.valid is not None:
                 omega, queries = omega * rows.valid, queries * rows.valid
