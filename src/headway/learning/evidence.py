@@ -34,9 +34,9 @@ from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
 
 MOVED = ("attention, from the row", "attention, reversed")  # probes for labels away from their tokens
-PLACE = ("position", "neighbours", "attention, near", "attention, before")
 LEVEL = 0.01  # chance that pure noise is said to depend on the inputs
 FLIPS = 4999  # random signs
+TURNS = (1.0, 0.3)  # radians a place, of the probe for scores that depend on the distance
 ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
 OWN = 0.05  # part of sign patterns above which a row shows no attention of its own
 CURVED = 128  # random features of a probe for anything nonlinear
@@ -93,10 +93,11 @@ def shifted(source: Source, generator: torch.Generator) -> bool:
     halves = [list(source.stream(half, 2, torch.float32)) for half in (index[::2], index[1::2])]
     linear = moments.residualise(lambda: halves[0])[0]
     first, second = ([moments.without_linear(part, linear) for part in half] for half in halves)
-    probes = {}
+    found = {}
     for name, change in _attention_probes(source).items():
         both = [[change(part) for part in half] for half in (first, second)]
-        probes[name] = _part(_responses(both[0], both[1], generator), generator)
+        found[name] = _responses(both[0], both[1], generator)
+    probes = _parts(found, generator)
     moved = [part for name, part in probes.items() if name.startswith(MOVED)]
     return min(moved, default=1.0) <= LEVEL / len(probes) and probes["attention"] > OWN
 
@@ -132,20 +133,23 @@ def _looked_at(
         pulse()
         halves = [[change(part) for part in half] for half in (first, second)]
         found[name] = _responses(halves[0], halves[1], generator)
-    # Scores that depend on where a token stands show a little in each of these, and more in all of them.
-    some = [c / c.norm().clamp_min(1e-300) for name, c in found.items() if name in PLACE]
-    found["place"] = torch.stack(some).sum(0)
-    return {name: _part(c, generator) for name, c in found.items()}
+    if source.examples.length > 1:
+        pulse()
+        found["distance"] = _by_distance(first, second, best)
+    return _parts(found, generator)
 
 
 def dependent(probes: dict[str, float]) -> bool:
     return min(probes.values()) <= LEVEL / len(probes)
 
 
-def _part(c: Tensor, generator: torch.Generator) -> float:
-    """The part of sign patterns, the given one among them, whose sum reaches Σc."""
-    signs = 2.0 * torch.randint(0, 2, (FLIPS, len(c)), generator=generator).to(c) - 1
-    return float(1 + int((signs @ c >= c.sum()).sum())) / (FLIPS + 1)
+def _parts(found: dict[str, Tensor], generator: torch.Generator) -> dict[str, float]:
+    """Of every probe, the part of sign patterns, the given one among them, whose sum reaches Σc. All are held
+    against the same signs: a bound on the sum of their levels asks no more."""
+    C = torch.stack(list(found.values()), dim=1)
+    signs = 2.0 * torch.randint(0, 2, (FLIPS, len(C)), generator=generator).to(C) - 1
+    reached = 1 + (signs @ C >= C.sum(0)).sum(0)
+    return {name: float(count) / (FLIPS + 1) for name, count in zip(found, reached, strict=True)}
 
 
 def _linear_probes(source: Source, best: Candidate, generator: torch.Generator) -> dict[str, Features]:
@@ -248,6 +252,42 @@ def _responses(first: list[Rows], second: list[Rows], generator: torch.Generator
         h = attention.tangent(attention.uniform(part.X, part.see), part.X, T.to(part.X))
         parts.append((attention.project(h, V.to(h)) * part.Y).sum((1, 2)))
     return torch.cat(parts).double().cpu()
+
+
+def _by_distance(first: list[Rows], second: list[Rows], best: Candidate) -> Tensor:
+    """c_s of the second half, for scores of the fitted heads that depend on how far apart two tokens are.
+
+    To the score of query a and key b is added Σ_g g(b − a) x̃_aᵀT_{i,g}x̃_b, g a cosine or a sine, x̃ = [x, 1]: as
+    rotary attention does, and biases by the distance. T is the gradient of the first half's residuals in it. The
+    fit knows W_i and P_i, so that this sees far more than moments would.
+    """
+    k = first[0].X.shape[1]
+    at = torch.arange(k, dtype=torch.float64)
+    turned = torch.stack([part for turn in TURNS for part in (
+        torch.cos(turn * (at - at.unsqueeze(1))), torch.sin(turn * (at - at.unsqueeze(1))))])
+
+    def gradient(rows: Rows) -> Tensor:
+        """By the scores, (n, k, m, k)."""
+        P = attention.patterns(rows.X, best.Theta.to(rows.X), rows.see)
+        return attention.score_side(P, rows.X, attention.spread(rows.Y, best.W.to(rows.X)))
+
+    def tokens(rows: Rows) -> Tensor:
+        return torch.cat([rows.X, rows.X.new_ones(*rows.X.shape[:2], 1)], dim=2)
+
+    T = torch.zeros(len(turned), best.heads, *2 * (first[0].X.shape[2] + 1,)).to(first[0].X)
+    for part in first:
+        Z, G = tokens(part), gradient(part)
+        for j, weight in enumerate(turned.to(G)):
+            keys = torch.bmm((G * weight.unsqueeze(1)).flatten(1, 2), Z).view(*G.shape[:3], -1)
+            T[j] += torch.einsum("nap,namq->mpq", Z, keys)
+    sums = []
+    for part in second:
+        Z, G = tokens(part), gradient(part)
+        S = torch.zeros_like(G)
+        for weight, one in zip(turned.to(G), T, strict=True):
+            S += weight.unsqueeze(1) * torch.einsum("nap,mpq,nbq->namb", Z, one, Z)
+        sums.append((S * G).sum((1, 2, 3)))
+    return torch.cat(sums).double().cpu()
 
 
 # -- are the heads determined? ------------------------------------------------------------------------------
