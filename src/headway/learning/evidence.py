@@ -89,7 +89,8 @@ def glance(source: Source, floor: float) -> str:
 
 def shifted(source: Source, generator: torch.Generator) -> bool:
     """Whether the labels show attention from another row and none from their own."""
-    index = spaced(source.fit, min(len(source.fit), 1024))
+    every = source.parts.different
+    index = spaced(every, min(len(every), 1024))
     halves = [list(source.stream(half, 2, torch.float32)) for half in (index[::2], index[1::2])]
     linear = moments.residualise(lambda: halves[0])[0]
     first, second = ([moments.without_linear(part, linear) for part in half] for half in halves)
@@ -110,8 +111,9 @@ def structure(
 ) -> dict[str, float]:
     """For every probe, the part of random signs under which the residual looks as related to the inputs."""
     rows = ROWS.get(source.device.type, ROWS["cpu"])
-    count = min(len(source.fit), best.sequences or len(source.fit), max(32, rows // source.examples.length))
-    index = spaced(source.fit, count)
+    every = source.parts.different  # a sequence and its copy, one in either half, would look like a relation
+    count = min(len(every), best.sequences or len(every), max(32, rows // source.examples.length))
+    index = spaced(every, count)
     # What a close fit leaves is below the rounding of float32, which depends on the inputs.
     dtype = torch.float32 if best.residual > CLOSE else torch.float64
     first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]

@@ -79,11 +79,11 @@ class Loop:
         self.deadline = math.inf if asked.seconds is None else self.begun + asked.seconds
 
     def _enough(self) -> None:
-        heads, n = self.asked.heads, len(self.source.fit)
+        heads, n = self.asked.heads, self.source.parts.distinct
         if heads is not None and self.size.floor(heads) > n:
             checks.refuse(
-                "heads", f"a count that {n} sequences (after {len(self.examples) - n} kept for choosing and "
-                f"judging) can determine: at most {self.size.most_heads(n)}",
+                "heads", f"a count that {n} different sequences (of {len(self.examples)}, some of them kept for "
+                f"choosing and judging) can determine: at most {self.size.most_heads(n)}",
                 f"{heads}, with {self.size.unknowns(heads)} unknowns",
                 f"at least {self.size.floor(heads)} sequences, three times that to be safe; or rank=r if the rank "
                 "is known")
@@ -91,9 +91,10 @@ class Loop:
     @property
     def facts(self) -> Facts:
         assert self.source.frame is not None
-        asked = self.asked
+        asked, parts = self.asked, self.source.parts
         return Facts(asked.method, asked.heads, asked.rank, asked.max_heads, asked.starts, asked.limit,
-                     len(self.source.fit), self.source.most(), self.size, self.source.frame.plain, self.floor)
+                     parts.distinct, self.source.most(), self.size, self.source.frame.plain, self.floor,
+                     len(parts.fit) / parts.distinct)
 
     # -- stages and time ------------------------------------------------------------------------------------
 
@@ -237,8 +238,8 @@ class Loop:
                                             "reason": found.reason, "products": found.products}
 
         tensors, info = self.stage(action.name, compute, action.heads)
-        if not action.own:
-            self.pool = self.pool.with_rough(info["unseen"], action.name, tensors["Theta"])
+        # A fit beside a linear function is none: last in the pool, though others may begin there.
+        self.pool = self.pool.with_rough(math.inf if action.own else info["unseen"], action.name, tensors["Theta"])
         return Seen(action.name, action.heads, info["residual"], info["unseen"], info["reason"])
 
     def _descend(self, action: actions.Descend) -> Seen:
