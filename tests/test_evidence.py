@@ -160,6 +160,38 @@ def test_the_probe_for_distances_is_the_gradient_of_such_scores():
     torch.testing.assert_close(evidence._by_distance(first, second, best), wanted)
 
 
+def left_by(truth, X, heads, seed):
+    """Whether what so many heads of a layer of two leave is said to depend on the place."""
+    source = source_of(hw.Examples(X, truth(X)))
+    plain = hw.AttentionLayer.random(heads=2, width=WIDTH, scale=3.0, seed=seed)
+    back, mean = source.frame.out, source.frame.mean
+    Theta = torch.cat([back.T @ plain.Theta @ back, (mean @ plain.Theta @ back).unsqueeze(1)], 1)[:heads]
+    found = candidate(plain.Theta[:heads], back.T @ plain.W[:heads] / source.frame.scale, len(X), residual=1.0)
+    return evidence.placed(source, replace(found, Theta=Theta), torch.Generator().manual_seed(seed))
+
+
+def test_what_depends_on_the_place_is_told_from_a_head_that_is_missed():
+    """A layer without a mask gives the same rows in another order for tokens in another order. Of tokens that come
+    in an order of their own nothing is said."""
+    told = 0
+    order = normal(LENGTH, WIDTH, seed=9)
+    at = torch.arange(LENGTH, dtype=torch.float64)
+    for seed in range(10):
+        plain = hw.AttentionLayer.random(heads=2, width=WIDTH, scale=3.0, seed=seed)
+
+        def turned(X, plain=plain):
+            """The same heads with scores that fall with the distance."""
+            S = X.unsqueeze(1) @ plain.Theta @ X.unsqueeze(1).mT - (at.unsqueeze(1) - at).abs() / 2
+            return (torch.softmax(S, 3) @ X.unsqueeze(1) @ plain.W).sum(1)
+
+        X = normal(400, LENGTH, WIDTH, seed=50 + seed)
+        assert not left_by(plain, X, 1, seed), "one of a thousand layers"
+        told += left_by(turned, X, 2, seed)
+        assert not left_by(turned, X + order, 2, seed)
+        assert not left_by(plain, X + order, 1, seed)
+    assert told >= 9
+
+
 def test_what_a_close_fit_leaves_is_not_the_rounding_of_single_precision():
     X = normal(1200, LENGTH, WIDTH, seed=2)
     source = source_of(hw.Examples(X, layer()(X) + 1e-10 * normal(*X.shape, seed=3)))

@@ -11,6 +11,7 @@ from headway.core.counting import Size
 from headway.learning.actions import (
     Descend,
     Glance,
+    Place,
     Polish,
     Probe,
     Refine,
@@ -49,6 +50,7 @@ class World:
     descended: tuple[float, str] = (0.9, "flat")
     refined: float = FLOOR / 2
     structured: bool = True
+    placed: bool = False
     spare: bool = False
     aside: int = 0
     ranked: bool = False
@@ -87,6 +89,8 @@ class World:
                 return replace(self.seen(action.name, action.heads, self.refined, self.refined), out_rank=4)
             case Probe():
                 return self.structured
+            case Place():
+                return self.placed
             case Spare():
                 return self.spare
             case SetAside():
@@ -416,8 +420,17 @@ def test_a_linear_function_of_the_rows_own_token_is_tried_beside_heads():
 def test_a_connection_around_the_layer_is_asked_for_as_soon_as_something_is_left():
     asked, end = walk(facts(), World(left=(0.2,), answers={
         "around": lambda _, action: Seen(action.name, action.heads, 1e-6, 1e-6)}))
-    assert names(asked)[-3:] == ["left-1", "around-2", "alone-2"]
+    assert names(asked)[-4:] == ["left-1", "place-polish-1-0", "around-2", "alone-2"]
     assert (end.cause, end.best.heads) == ("around", 1)
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+def test_labels_that_depend_on_the_place_need_no_search(heads):
+    asked, end = walk(facts(heads=heads), World(left=(0.2,), placed=True))
+    assert [type(action) for action in asked][-2:] == [Probe, Place]
+    assert (end.cause, end.structured) == ("place", True)
+    asked, _ = walk(facts(heads=heads), World(left=(0.2,), placed=True, structured=False))
+    assert not names(asked, Place)
 
 
 @pytest.mark.parametrize("heads", [None, 2])
@@ -455,7 +468,7 @@ RULES = {  # field: another value, facts, world. In each the way must differ.
     "hold": (1.0, facts(64, method="factors"), World(descended=(0.9, "by heart"))),
     "small": (8, facts(32, method="factors"), World()),
     "better": (0.5, facts(), World(left=(0.04, 0.03, 0.02))),
-    "misses": (3, facts(), World(left=(0.04,))),
+    "misses": (2, facts(), World(left=(0.04,))),
     "blind_misses": (1, facts(method="starts"), World(left=(0.3,), rough=(0.3, 0.3), structured=False)),
     "unsure": (4000, facts(), World(left=(0.95,), structured=False, unmixed=(0.9,))),
     "done": (1e-3, facts(), World(left=(1e-4,))),

@@ -184,6 +184,8 @@ class Loop:
                 return self._refine(action)
             case actions.Probe():
                 return self._probe(action)
+            case actions.Place():
+                return self._place(action)
             case actions.Spare():
                 return evidence.dependence(self.source, self.pool.named(action.base),
                                            self._rows(action.base)) < action.tolerance
@@ -346,6 +348,15 @@ class Loop:
         _, info = self.stage(action.name, compute, best.heads)
         self.structured = evidence.dependent(info["probes"])
         return self.structured
+
+    def _place(self, action: actions.Place) -> bool:
+        best = self.pool.named(action.base)
+
+        def compute() -> Stage:
+            return {}, {"place": evidence.placed(self.source, best, self.generator(action.name))}
+
+        _, info = self.stage(action.name, compute, best.heads)
+        return bool(info["place"])
 
     def _set_aside(self, action: actions.SetAside) -> int:
         best = self.pool.named(action.base)

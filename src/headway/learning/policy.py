@@ -22,6 +22,7 @@ from headway.learning.actions import (
     Action,
     Descend,
     Glance,
+    Place,
     Polish,
     Probe,
     Refine,
@@ -63,7 +64,7 @@ class Rules:
     student_width: int = 3  # widths that the columns of all its heads make up
     halved: float = 0.5  # part of the error that a descent tried last must leave at most to count
     better: float = 0.9  # part of the error that one more head must leave at most
-    misses: int = 1  # head counts without gain that are forgiven before the search ends
+    misses: int = 0  # head counts without gain that are forgiven before the search ends
     blind_misses: int = 3  # the same, where too few rows show what is left
     unsure: float = 30.0  # times the floor of one more head, sequences below which probes see little of it
     done: float = 1e-9  # error at which no further head is looked for, though the floor is lower
@@ -190,15 +191,15 @@ class _Plan:
             if found.gap < rules.clear and facts.n >= rules.shown and (yield Glance("rows", rows=True)):
                 return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, "shifted")
         if facts.heads is not None:
-            best, left, around = yield from self.given(facts.heads)
+            best, left, cause = yield from self.given(facts.heads)
         else:
             most = max(1, facts.size.most_heads(facts.n))
-            best, left, around = yield from self.counted(min(guess, facts.max_heads, most))
-        if left and not around:
-            best, around = yield from self.around(best)
+            best, left, cause = yield from self.counted(min(guess, facts.max_heads, most))
+        if left and not cause:
+            best, cause = yield from self.seen_through(best)
             left = best.error > facts.floor
-        if around:
-            return End(best, True, "around")
+        if cause:
+            return End(best, True, cause)
         if facts.method == "auto" and not first and best.error > rules.fitted and left and self.factors_last():
             more = yield from self.factors()
             if more is not None and more.error < rules.halved * best.error:
@@ -356,6 +357,13 @@ class _Plan:
             self.rounds += 1
             raise _AgainError
 
+    def seen_through(self, best: Seen) -> Steps[tuple[Seen, str]]:
+        """A cause of what is left, if it shows one; or the fit that was looked for, if asking brings it up."""
+        if not self.beside and best.error > self.rules.fitted and (yield Place(f"place-{best.name}", best.name)):
+            return best, "place"
+        best, around = yield from self.around(best)
+        return best, "around" if around else ""
+
     def around(self, best: Seen) -> Steps[tuple[Seen, bool]]:
         """Whether a layer and a linear function of the row's own token together meet the labels, and the layer
         alone does not; if it does, it is the fit that was looked for.
@@ -407,20 +415,19 @@ class _Plan:
         again: Seen = yield Polish(f"merge-{best.heads}", best.name, self.times, merge=True)
         return again if again.error <= floor else best
 
-    def given(self, m: int) -> Steps[tuple[Seen, bool, bool]]:
-        """The best fit with m heads, whether what it leaves depends on the inputs, and whether that is a connection
-        around the layer."""
+    def given(self, m: int) -> Steps[tuple[Seen, bool, str]]:
+        """The best fit with m heads, whether what it leaves depends on the inputs, and the cause if it shows."""
         floor = self.facts.floor
         best = yield from self.attempt(m)
         yield from self.set_aside(best)
         if best.error <= floor or not (yield Probe(f"left-{m}", best.name)):
-            return best, False, False
+            return best, False, ""
         best = yield from self.freed(best)
         if best.error <= floor:
-            return best, False, False
-        best, around = yield from self.around(best)
-        if around or best.error <= floor:
-            return best, around, around
+            return best, False, ""
+        best, cause = yield from self.seen_through(best)
+        if cause or best.error <= floor:
+            return best, bool(cause), cause
         if self.facts.size.floor(m + 1) <= self.facts.n:
             # If one more head helps, either the start was a poor one, and then a head can be spared again, or m
             # is too few.
@@ -429,9 +436,9 @@ class _Plan:
                 best = better(best, (yield Polish(f"prune-{m}", grown.name, self.times, drop=True)))
         if best.error > floor:
             best = yield from self.searched(m, best)
-        return best, best.error > floor, False
+        return best, best.error > floor, ""
 
-    def counted(self, m: int) -> Steps[tuple[Seen, bool, bool]]:
+    def counted(self, m: int) -> Steps[tuple[Seen, bool, str]]:
         """Heads are added until nothing that depends on the inputs is left, and taken away while nobody misses
         them. Answers as ``given`` does."""
         facts, rules = self.facts, self.rules
@@ -451,9 +458,9 @@ class _Plan:
                     yield from self.set_aside(best)
             asked = best
             if structured and not self.beside:
-                best, around = yield from self.around(best)
-                if around:
-                    return best, True, True
+                best, cause = yield from self.seen_through(best)
+                if cause:
+                    return best, True, cause
                 if best is not asked:
                     tried = best.heads
                     continue
@@ -482,8 +489,8 @@ class _Plan:
         if structured and best.error > facts.floor:
             best = yield from self.search(best)
         if best.error <= facts.floor:
-            return (yield from self.simplified(best)), False, False
-        return (yield from self.pruned(best)), structured, False
+            return (yield from self.simplified(best)), False, ""
+        return (yield from self.pruned(best)), structured, ""
 
     def freed(self, best: Seen) -> Steps[Seen]:
         """Without the ranks that were read off the singular values: they may not be ranks after all."""
