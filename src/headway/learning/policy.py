@@ -139,6 +139,14 @@ def better(a: Seen | None, b: Seen) -> Seen:
     return b if a is None or b.error < a.error else a
 
 
+class _AroundError(Exception):
+    """A layer and a linear function of the row's own token together meet the labels; with the best fit so far."""
+
+    def __init__(self, best: Seen | None) -> None:
+        super().__init__()
+        self.best = best
+
+
 class _AgainError(Exception):
     """Sequences were set aside: what was found with them is no start."""
 
@@ -150,6 +158,7 @@ class _Plan:
         self.moments = False  # whether there is a span
         self.rounds = 0  # of setting aside
         self.looked: set[str] = set()  # fits that were asked which sequences they miss by far
+        self.asked = False  # for a cause of what is left
         self.beside = 0  # heads tried beside a linear function of the row's own token
         self.rough: dict[int, list[tuple[int, Seen]]] = {}  # by heads, starts so far and their rows
 
@@ -174,6 +183,7 @@ class _Plan:
     def once(self) -> Steps[End]:
         facts, rules = self.facts, self.rules
         self.times, self.moments, self.beside, self.rough, self.looked = 1, False, 0, {}, set()
+        self.asked = False
         if not facts.size.most_heads(facts.n):
             # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
             return End((yield from self.restart(1, range(1), limit=rules.hopeless)), False)
@@ -190,14 +200,18 @@ class _Plan:
             guess, self.moments = found.heads, True
             if found.gap < rules.clear and facts.n >= rules.shown and (yield Glance("rows", rows=True)):
                 return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, "shifted")
-        if facts.heads is not None:
-            best, left, cause = yield from self.given(facts.heads)
-        else:
-            most = max(1, facts.size.most_heads(facts.n))
-            best, left, cause = yield from self.counted(min(guess, facts.max_heads, most))
-        if left and not cause:
-            best, cause = yield from self.seen_through(best)
-            left = best.error > facts.floor
+        try:
+            if facts.heads is not None:
+                best, left, cause = yield from self.given(facts.heads)
+            else:
+                most = max(1, facts.size.most_heads(facts.n))
+                best, left, cause = yield from self.counted(min(guess, facts.max_heads, most))
+            if left and not cause:
+                best, cause = yield from self.seen_through(best)
+                left = best.error > facts.floor
+        except _AroundError as found:
+            some = found.best or (yield from self.restart(1, range(1), limit=rules.hopeless))
+            return End(some, True, "around")
         if cause:
             return End(best, True, cause)
         if facts.method == "auto" and not first and best.error > rules.fitted and left and self.factors_last():
@@ -279,6 +293,11 @@ class _Plan:
                         return best
                 if best is not None and best.error < rules.near:
                     return best  # what is left is noise or one more head, not a wrong basin
+        if begin and best is None and not self.beside:
+            # Before anything long: there may be more to the labels than heads.
+            best = yield from self.around(m)
+            if best is not None and best.error <= facts.floor:
+                return best
         starts = min(facts.starts, rules.tries) if brief else facts.starts
         best = better(best, (yield from self.restart(m, range(starts), begin=begin[:1])))
         if begin and best.error >= rules.near and not brief:
@@ -359,30 +378,33 @@ class _Plan:
 
     def seen_through(self, best: Seen) -> Steps[tuple[Seen, str]]:
         """A cause of what is left, if it shows one; or the fit that was looked for, if asking brings it up."""
-        if not self.beside and best.error > self.rules.fitted and (yield Place(f"place-{best.name}", best.name)):
+        first, self.asked = not self.asked, True
+        if best.error <= self.rules.fitted:
+            return best, ""
+        if first and (yield Place(f"place-{best.name}", best.name)):
             return best, "place"
-        best, around = yield from self.around(best)
-        return best, "around" if around else ""
+        found = yield from self.around(best.heads + (self.facts.heads is None), best)
+        return best if found is None else better(best, found), ""
 
-    def around(self, best: Seen) -> Steps[tuple[Seen, bool]]:
-        """Whether a layer and a linear function of the row's own token together meet the labels, and the layer
-        alone does not; if it does, it is the fit that was looked for.
+    def around(self, m: int, best: Seen | None = None) -> Steps[Seen | None]:
+        """Whether a layer of m heads and a linear function of the row's own token together meet the labels, and the
+        layer alone does not: then this is the end. If it does, it is the fit that was looked for.
 
-        Tried with a head more than ``best`` has, where the count is not given: one too many does no harm, and one
-        start is enough (72 of 72 with as many heads as there are, or up to two more). Asked again only of more
-        heads.
+        Too many heads do no harm, and one start is enough (72 of 72 with as many heads as there are, or up to two
+        more). Asked again only of more heads.
         """
-        m = min(best.heads + (self.facts.heads is None), self.rules.around)
-        if m <= self.beside or best.error <= self.rules.fitted or not self.facts.within(m + 1):
-            return best, False
+        m = min(m, self.rules.around)
+        if m <= self.beside or not self.facts.within(m + 1):
+            return None
         self.beside = m
         found: Seen = yield Start(f"around-{m}", m, own=True)
         if found.residual >= self.rules.met:
-            return best, False
+            return None
         alone: Seen = yield Start(f"alone-{m}", m, base=found.name)
         if alone.residual >= self.rules.met:
-            return best, True
-        return better(best, (yield self.polish(f"polish-alone-{m}", alone.name))), False
+            raise _AroundError(best)
+        polished: Seen = yield self.polish(f"polish-alone-{m}", alone.name)
+        return polished
 
     # -- more or fewer heads --------------------------------------------------------------------------------
 
@@ -457,7 +479,7 @@ class _Plan:
                 if not structured:
                     yield from self.set_aside(best)
             asked = best
-            if structured and not self.beside:
+            if structured and not self.asked:
                 best, cause = yield from self.seen_through(best)
                 if cause:
                     return best, True, cause
