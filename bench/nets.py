@@ -20,6 +20,7 @@ IGNORED = -100  # an answer that is not asked for
 Task = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]  # sequences and answers, (n, k) both
 VOCABULARY, LENGTH = 32, 24  # of repeat
 LETTERS, SHORT = 24, 12  # of order
+BLOCKS = 2
 
 
 def repeat(count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.mask = mask
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(BLOCKS))
         self.last, self.out = nn.LayerNorm(width), nn.Linear(width, answers)
 
     def forward(self, ids: Tensor, kept: list[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """Examples as a new user might bring them, each wrong in its own way: is what ``learn`` says of them true?
 
-    python bench/trial.py [--only WORDS ...]
+    python bench/trial.py [--only WORDS ...] [--workers N]
 
 Two heads of width 8, 600 sequences of 6 Gaussian tokens, a minute each at most, unless the case says otherwise. The
 head count is told only where the case says so. Each case comes with the statements that are true of it. A run of
@@ -25,6 +25,7 @@ import headway as hw
 import judged
 import labels
 import nets
+import workers
 from common import record
 from headway.core.shards import write
 from judged import AS_GOOD_AS_EXACT, LABEL_NOISE, NO_LAYER, SPOILT, Case, Said, Truth
@@ -216,7 +217,8 @@ CASES = (
 SHOWN = ("",)  # words of the cases that are run: all of them
 
 
-def run(trial: Trial) -> dict[str, Any]:
+def run(number: int) -> dict[str, Any]:
+    trial = CASES[number]
     options = {"seconds": SECONDS, **trial.options}
     with tempfile.TemporaryDirectory() as folder:
         case = trial.make(Path(folder))
@@ -232,9 +234,11 @@ def run(trial: Trial) -> dict[str, Any]:
 def main() -> None:
     words = argparse.ArgumentParser()
     words.add_argument("--only", nargs="+", metavar="WORDS")
-    asked = words.parse_args().only
-    rows = [run(trial) for trial in CASES if any(part in trial.name for part in asked or SHOWN)]
-    if asked is None:  # a part says less than the whole
+    workers.option(words)
+    asked = words.parse_args()
+    chosen = [(j,) for j, trial in enumerate(CASES) if any(part in trial.name for part in asked.only or SHOWN)]
+    rows = workers.each(run, chosen, asked.workers)
+    if asked.only is None:  # a part says less than the whole
         record("trial", "python bench/trial.py", {
             "cases": len(rows), "true": sum(row["true"] for row in rows),
             "ok and false": sum(row["ok"] and not row["true"] for row in rows),

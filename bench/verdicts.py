@@ -1,11 +1,11 @@
 """Is what ``learn`` says true? Twelve kinds of labels, ten seeds each, head count never told.
 
-    python bench/verdicts.py [--seeds FIRST LAST] [--kinds KIND ...]
+    python bench/verdicts.py [--seeds FIRST LAST] [--kinds KIND ...] [--workers N]
 
 Gaussian tokens of width 12, 800 sequences of 8. TRUE says for every kind of labels which statuses are true of them
 and what else must hold; anything else is false, running out of time included. Seeds 0 to 9 are for tuning
-(``--seeds 0 9``), seeds 100 to 109 were looked at on the way, seeds 200 to 209 are shown; only a whole run on those
-is recorded.
+(``--seeds 0 9``), seeds 100 to 109 and 200 to 209 were looked at on the way, seeds 300 to 309 are shown; only a
+whole run on those is recorded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from torch import Tensor
 import headway as hw
 import judged
 import labels
+import workers
 from common import record
 from headway.core.counting import Size
 from judged import LABEL_NOISE, NO_LAYER, SPOILT, TOO_FEW, Case, Truth
 
-FIRST, LAST = 200, 209
+FIRST, LAST = 300, 309
 HEADS, WIDTH, LENGTH, COUNT, FRESH = 3, 12, 8, 800, 500
 SECONDS = 60.0
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # right labels and tokens to the labels given
@@ -124,9 +125,11 @@ def main() -> None:
     words = argparse.ArgumentParser()
     words.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "LAST"), default=[FIRST, LAST])
     words.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(SHOWN))
+    workers.option(words)
     asked = words.parse_args()
     first, last = asked.seeds
-    rows = [run(kind, seed) for kind in asked.kinds for seed in range(first, last + 1)]
+    cases = [(kind, seed) for kind in asked.kinds for seed in range(first, last + 1)]
+    rows = workers.each(run, cases, asked.workers)
     by_kind = {kind: told([row for row in rows if row["labels"] == kind]) for kind in asked.kinds}
     for kind, line in by_kind.items():
         print(f"{kind}: {line}", flush=True)

@@ -32,8 +32,8 @@ SMALL = {  # constants of the script, for a run of seconds
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
     "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
-    "verdicts": {"LAST": 200, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
-    "outliers": {"LAST": 100, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
+    "verdicts": {"LAST": 300, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
+    "outliers": {"LAST": 300, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
     "trial": {"SHOWN": ("1e150", "shard", "pure noise"), "SECONDS": 10.0},
     "gpts": {"LAST": 100, "NETS": {"encoder": 5}, "COUNT": 300, "FRESH": 50, "SECONDS": 2.0},
     "sculpt": {"CASES": {"m1-d8-k2": (1, 8, 2, 20_000, 1, 1)}},
@@ -415,3 +415,14 @@ def test_a_benchmark_not_run_yet_has_no_row(beside, monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     assert statements.rows() == []
     assert statements.trial() == "Not measured yet (`bench/trial.py`)."
+
+
+def test_cases_run_side_by_side_come_back_in_order(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    workers, threads = importlib.import_module("workers"), torch.get_num_threads()
+    cases = [(1, 2), (3, 4), (5, 6)]
+    try:
+        assert workers.each(divmod, cases, 2) == workers.each(divmod, cases) == [(0, 1), (0, 3), (0, 5)]
+    finally:
+        torch.set_num_threads(threads)

@@ -16,11 +16,12 @@ from headway.learning import evidence
 from headway.learning.candidate import Candidate
 from headway.learning.polish import floor_of
 from headway.learning.source import FEW, Source, far_out, find_frame, split
+from headway.linalg.projected import Rows
 
 WIDTH, LENGTH = 4, 6
 PROBES = ("token", "position", "neighbours", "size", "curved", "sharpness", "attention", "attention, near",
           "attention, before", "attention, from the row before", "attention, from the row after",
-          "attention, reversed")
+          "attention, reversed", "distance")
 
 
 def normal(*shape, seed=0):
@@ -41,13 +42,11 @@ def candidate(Theta, W, sequences, **change):
     return Candidate(torch.cat([Theta, Theta.new_zeros(m, 1, d)], 1), W, W.new_zeros(e), **given)
 
 
-def probed(X, R, Theta=None, seed=0):
+def probed(X, R, fitted, seed=0):
     """The parts that the probes give, of a fit that leaves R."""
-    source = source_of(hw.Examples(X, R))
-    d = X.shape[2]
-    Theta = torch.zeros(1, d, d, dtype=torch.float64) if Theta is None else Theta
-    blank = candidate(Theta, torch.zeros(len(Theta), d, R.shape[2], dtype=torch.float64), len(X))
-    return evidence.structure(source, blank, torch.Generator().manual_seed(seed))
+    source = source_of(hw.Examples(X, fitted(X) + R))
+    found = candidate(fitted.Theta, fitted.W / source.frame.scale, len(X), residual=1.0)
+    return evidence.structure(source, found, torch.Generator().manual_seed(seed))
 
 
 # -- the level of the probes ------------------------------------------------------------------------------------
@@ -67,8 +66,9 @@ def noise(seed, width=3, length=4, n=40):
 def test_noise_of_any_size_is_seldom_said_to_depend_on_the_inputs():
     """Up to chance each probe's part is at most 0.1 in a tenth of the draws, and one of J at most LEVEL/J in LEVEL
     of them."""
-    found = [probed(*noise(seed), seed=seed) for seed in range(DRAWS)]
-    assert set(found[0]) == {*PROBES, "place"}
+    fitted = hw.AttentionLayer.random(heads=1, width=3, seed=5)
+    found = [probed(*noise(seed), fitted, seed=seed) for seed in range(DRAWS)]
+    assert set(found[0]) == set(PROBES)
     told = sum(evidence.dependent(parts) for parts in found)
     assert told <= binom.ppf(0.9999, DRAWS, evidence.LEVEL)
     for probe in found[0]:
@@ -89,6 +89,13 @@ def near(X):
     return torch.softmax(scores, 2) @ X @ layer().W[0]
 
 
+def by_distance(X):
+    """A head whose scores also depend on how far apart two tokens are."""
+    at = torch.arange(LENGTH, dtype=torch.float64)
+    more = X @ normal(WIDTH, WIDTH, seed=1) @ X.mT * torch.cos(at.unsqueeze(1) - at)
+    return (torch.softmax(X @ layer().Theta[0] @ X.mT + more, 2) @ X @ layer().W[0]) - layer()(X)
+
+
 RELATIONS = {
     "token": lambda X: X @ normal(WIDTH, WIDTH, seed=1),
     "position": lambda X: normal(LENGTH, WIDTH, seed=1).expand(len(X), -1, -1),
@@ -102,6 +109,7 @@ RELATIONS = {
     "attention, from the row before": lambda X: layer()(X).roll(1, 1),
     "attention, from the row after": lambda X: layer()(X).roll(-1, 1),
     "attention, reversed": lambda X: layer()(X).flip(1),
+    "distance": by_distance,
 }
 
 
@@ -115,17 +123,73 @@ def test_a_relation_is_found_by_its_probe(name):
     X = normal(1200, LENGTH, WIDTH, seed=2)
     R = RELATIONS[name](X)
     R = R - R.mean((0, 1)) if name != "position" else R
-    found = probed(X, R + float(R.std()) * normal(*R.shape, seed=3), layer().Theta)
+    found = probed(X, R + float(R.std()) * normal(*R.shape, seed=3), layer())
     assert found[name] <= evidence.LEVEL / len(found), found
     assert evidence.dependent(found)
 
 
 def test_where_no_row_has_neighbours_fewer_probes_are_asked():
-    assert set(probed(normal(60, 2, 3), normal(60, 2, 3, seed=1))) == {*PROBES, "place"} - {"attention, near"}
+    fitted = hw.AttentionLayer.random(heads=1, width=3, seed=5)
+    found = probed(normal(60, 2, 3), normal(60, 2, 3, seed=1), fitted)
+    assert set(found) == set(PROBES) - {"attention, near"}
+    assert not {"attention, before", "distance"} & set(probed(normal(60, 1, 3), normal(60, 1, 3, seed=1), fitted))
     causal = source_of(hw.Examples(normal(60, 4, 3), normal(60, 4, 3, seed=1), mask="causal"))
     blank = candidate(torch.zeros(1, 3, 3).double(), torch.zeros(1, 3, 3).double(), 60)
     found = evidence.structure(causal, blank, torch.Generator().manual_seed(0))
-    assert set(found) == {*PROBES, "place"} - {"attention, before"}
+    assert set(found) == set(PROBES) - {"attention, before"}
+
+
+def test_the_probe_for_distances_is_the_gradient_of_such_scores():
+    """T by the first half's residuals, and the second half's in that direction, by autograd."""
+    X, R = normal(8, LENGTH, WIDTH, seed=2), normal(8, LENGTH, WIDTH, seed=3)
+    first, second = ([Rows(X[half], R[half])] for half in (slice(0, 4), slice(4, 8)))
+    fitted = layer()
+    best = candidate(fitted.Theta, fitted.W, 8)
+    at = torch.arange(LENGTH, dtype=torch.float64)
+    weights = [f(turn * (at - at.unsqueeze(1))) for turn in evidence.TURNS for f in (torch.cos, torch.sin)]
+    Z = torch.cat([X, torch.ones(8, LENGTH, 1, dtype=torch.float64)], 2)
+
+    def matched(T):
+        """⟨F_T(x_s), r_s⟩ for every sequence."""
+        S = X @ fitted.Theta[0] @ X.mT + sum(g * (Z @ t @ Z.mT) for g, t in zip(weights, T, strict=True))
+        return ((torch.softmax(S, 2) @ X @ fitted.W[0]) * R).sum((1, 2))
+
+    T = torch.zeros(len(weights), WIDTH + 1, WIDTH + 1, dtype=torch.float64)
+    J = torch.autograd.functional.jacobian(matched, T)
+    wanted = torch.einsum("sgpq,gpq->s", J[4:], J[:4].sum(0))
+    torch.testing.assert_close(evidence._by_distance(first, second, best), wanted)
+
+
+def left_by(truth, X, heads, seed):
+    """Whether what so many heads of a layer of two leave is said to depend on the place."""
+    source = source_of(hw.Examples(X, truth(X)))
+    plain = hw.AttentionLayer.random(heads=2, width=WIDTH, scale=3.0, seed=seed)
+    back, mean = source.frame.out, source.frame.mean
+    Theta = torch.cat([back.T @ plain.Theta @ back, (mean @ plain.Theta @ back).unsqueeze(1)], 1)[:heads]
+    found = candidate(plain.Theta[:heads], back.T @ plain.W[:heads] / source.frame.scale, len(X), residual=1.0)
+    return evidence.placed(source, replace(found, Theta=Theta), torch.Generator().manual_seed(seed))
+
+
+def test_what_depends_on_the_place_is_told_from_a_head_that_is_missed():
+    """A layer without a mask gives the same rows in another order for tokens in another order. Of tokens that come
+    in an order of their own nothing is said."""
+    told = 0
+    order = normal(LENGTH, WIDTH, seed=9)
+    at = torch.arange(LENGTH, dtype=torch.float64)
+    for seed in range(10):
+        plain = hw.AttentionLayer.random(heads=2, width=WIDTH, scale=3.0, seed=seed)
+
+        def turned(X, plain=plain):
+            """The same heads with scores that fall with the distance."""
+            S = X.unsqueeze(1) @ plain.Theta @ X.unsqueeze(1).mT - (at.unsqueeze(1) - at).abs() / 2
+            return (torch.softmax(S, 3) @ X.unsqueeze(1) @ plain.W).sum(1)
+
+        X = normal(400, LENGTH, WIDTH, seed=50 + seed)
+        assert not left_by(plain, X, 1, seed), "one of a thousand layers"
+        told += left_by(turned, X, 2, seed)
+        assert not left_by(turned, X + order, 2, seed)
+        assert not left_by(plain, X + order, 1, seed)
+    assert told >= 9
 
 
 def test_what_a_close_fit_leaves_is_not_the_rounding_of_single_precision():

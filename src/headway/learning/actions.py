@@ -116,6 +116,14 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Does what ``base`` leaves depend on where tokens stand, though no layer's would? Answered with yes or no."""
+
+    name: str
+    base: str
+
+
+@dataclass(frozen=True)
 class Spare:
     """Do the features of the heads depend on each other to ``tolerance``? Answered with yes or no."""
 
@@ -132,5 +140,5 @@ class SetAside:
     base: str
 
 
-Action = Glance | Span | Unmix | Start | Polish | Descend | Refine | Probe | Spare | SetAside
+Action = Glance | Span | Unmix | Start | Polish | Descend | Refine | Probe | Place | Spare | SetAside
 Answer = Spanned | Unmixed | Seen | bool | int | str

@@ -34,11 +34,14 @@ from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Rows, evaluate
 
 MOVED = ("attention, from the row", "attention, reversed")  # probes for labels away from their tokens
-PLACE = ("position", "neighbours", "attention, near", "attention, before")
 LEVEL = 0.01  # chance that pure noise is said to depend on the inputs
 FLIPS = 4999  # random signs
+TURNS = (1.0, 0.3)  # radians a place, of the probe for scores that depend on the distance
 ROWS = {"cuda": 65_536, "cpu": 16_384}  # looked at by a probe
 OWN = 0.05  # part of sign patterns above which a row shows no attention of its own
+SHUFFLES = 999  # of the rows of each sequence: what is left depends on the place if none does as well
+ORDERS = 99  # the same, for tokens that come in some order
+PAIRS = 125_000_000  # of rows, times shuffles, that are looked at
 CURVED = 128  # random features of a probe for anything nonlinear
 SHARP = 256  # features at most of a probe for other rules of the scores
 MOST = 0.1  # part of the squared error that those which stand out must carry
@@ -51,6 +54,8 @@ CAUSES = {  # what labels that are no layer's may be, and what to do about it
               "Examples(X, Y, mask='causal').",
     "shifted": "They show attention from another row (the one before, the one after, or in reverse order) and none "
                "from their own: check that row a of Y belongs to row a of X.",
+    "place": "They depend on where tokens stand in the sequence, which a layer without a mask does not see: rotary "
+             "or other positions inside the layer do that, and a mask that was not given.",
     "around": "A layer and a linear function of the row's own token together explain them, as if a connection "
               "around the layer had been captured with it: try labels without it (Y - X).",
 }
@@ -89,14 +94,16 @@ def glance(source: Source, floor: float) -> str:
 
 def shifted(source: Source, generator: torch.Generator) -> bool:
     """Whether the labels show attention from another row and none from their own."""
-    index = spaced(source.fit, min(len(source.fit), 1024))
+    every = source.parts.different
+    index = spaced(every, min(len(every), 1024))
     halves = [list(source.stream(half, 2, torch.float32)) for half in (index[::2], index[1::2])]
     linear = moments.residualise(lambda: halves[0])[0]
     first, second = ([moments.without_linear(part, linear) for part in half] for half in halves)
-    probes = {}
+    found = {}
     for name, change in _attention_probes(source).items():
         both = [[change(part) for part in half] for half in (first, second)]
-        probes[name] = _part(_responses(both[0], both[1], generator), generator)
+        found[name] = _responses(both[0], both[1], generator)
+    probes = _parts(found, generator)
     moved = [part for name, part in probes.items() if name.startswith(MOVED)]
     return min(moved, default=1.0) <= LEVEL / len(probes) and probes["attention"] > OWN
 
@@ -109,8 +116,9 @@ def structure(
 ) -> dict[str, float]:
     """For every probe, the part of random signs under which the residual looks as related to the inputs."""
     rows = ROWS.get(source.device.type, ROWS["cpu"])
-    count = min(len(source.fit), best.sequences or len(source.fit), max(32, rows // source.examples.length))
-    index = spaced(source.fit, count)
+    every = source.parts.different  # a sequence and its copy, one in either half, would look like a relation
+    count = min(len(every), best.sequences or len(every), max(32, rows // source.examples.length))
+    index = spaced(every, count)
     # What a close fit leaves is below the rounding of float32, which depends on the inputs.
     dtype = torch.float32 if best.residual > CLOSE else torch.float64
     first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
@@ -132,20 +140,23 @@ def _looked_at(
         pulse()
         halves = [[change(part) for part in half] for half in (first, second)]
         found[name] = _responses(halves[0], halves[1], generator)
-    # Scores that depend on where a token stands show a little in each of these, and more in all of them.
-    some = [c / c.norm().clamp_min(1e-300) for name, c in found.items() if name in PLACE]
-    found["place"] = torch.stack(some).sum(0)
-    return {name: _part(c, generator) for name, c in found.items()}
+    if source.examples.length > 1:
+        pulse()
+        found["distance"] = _by_distance(first, second, best)
+    return _parts(found, generator)
 
 
 def dependent(probes: dict[str, float]) -> bool:
     return min(probes.values()) <= LEVEL / len(probes)
 
 
-def _part(c: Tensor, generator: torch.Generator) -> float:
-    """The part of sign patterns, the given one among them, whose sum reaches Σc."""
-    signs = 2.0 * torch.randint(0, 2, (FLIPS, len(c)), generator=generator).to(c) - 1
-    return float(1 + int((signs @ c >= c.sum()).sum())) / (FLIPS + 1)
+def _parts(found: dict[str, Tensor], generator: torch.Generator) -> dict[str, float]:
+    """Of every probe, the part of sign patterns, the given one among them, whose sum reaches Σc. All are held
+    against the same signs: a bound on the sum of their levels asks no more."""
+    C = torch.stack(list(found.values()), dim=1)
+    signs = 2.0 * torch.randint(0, 2, (FLIPS, len(C)), generator=generator).to(C) - 1
+    reached = 1 + (signs @ C >= C.sum(0)).sum(0)
+    return {name: float(count) / (FLIPS + 1) for name, count in zip(found, reached, strict=True)}
 
 
 def _linear_probes(source: Source, best: Candidate, generator: torch.Generator) -> dict[str, Features]:
@@ -248,6 +259,86 @@ def _responses(first: list[Rows], second: list[Rows], generator: torch.Generator
         h = attention.tangent(attention.uniform(part.X, part.see), part.X, T.to(part.X))
         parts.append((attention.project(h, V.to(h)) * part.Y).sum((1, 2)))
     return torch.cat(parts).double().cpu()
+
+
+def _by_distance(first: list[Rows], second: list[Rows], best: Candidate) -> Tensor:
+    """c_s of the second half, for scores of the fitted heads that depend on how far apart two tokens are."""
+    weights = _turned(first[0].X.shape[1])
+    return (_pairs(first, second, best) * weights).sum((1, 2, 3))
+
+
+def _turned(k: int) -> Tensor:
+    """Cosines and sines of the distance b − a, (·, k, k)."""
+    at = torch.arange(k, dtype=torch.float64)
+    return torch.stack([kind(turn * (at - at.unsqueeze(1))) for turn in TURNS for kind in (torch.cos, torch.sin)])
+
+
+def _pairs(first: list[Rows], second: list[Rows], best: Candidate) -> Tensor:
+    """What each pair of rows (a, b) of the second half says for scores that depend on the distance, (n, ·, k, k):
+    to be weighted by the cosines and sines, and added.
+
+    To the score of query a and key b is added Σ_g g(b − a) x̃_aᵀT_{i,g}x̃_b, g a cosine or a sine, x̃ = [x, 1]: as
+    rotary attention does, and biases by the distance. T is the gradient of the first half's residuals in it. The
+    fit knows W_i and P_i, so that this sees far more than moments would.
+    """
+    weights = _turned(first[0].X.shape[1])
+
+    def gradient(rows: Rows) -> Tensor:
+        """By the scores, (n, k, m, k)."""
+        P = attention.patterns(rows.X, best.Theta.to(rows.X), rows.see)
+        return attention.score_side(P, rows.X, attention.spread(rows.Y, best.W.to(rows.X)))
+
+    T = torch.zeros(len(weights), best.heads, *2 * (first[0].X.shape[2] + 1,)).to(first[0].X)
+    for part in first:
+        Z, G = _with_one(part.X), gradient(part)
+        for j, weight in enumerate(weights.to(G)):
+            keys = torch.bmm((G * weight.unsqueeze(1)).flatten(1, 2), Z).view(*G.shape[:3], -1)
+            T[j] += torch.einsum("nap,namq->mpq", Z, keys)
+    pairs = []
+    for part in second:
+        Z, G = _with_one(part.X), gradient(part)
+        pairs.append(torch.stack([(torch.einsum("nap,mpq,nbq->namb", Z, one, Z) * G).sum(2) for one in T], dim=1))
+    return torch.cat(pairs).double().cpu()
+
+
+def _with_one(X: Tensor) -> Tensor:
+    return torch.cat([X, X.new_ones(*X.shape[:2], 1)], dim=2)
+
+
+def placed(source: Source, best: Candidate, generator: torch.Generator) -> bool:
+    """Whether what a fit without a mask leaves depends on where tokens stand, and the tokens themselves do not.
+
+    A layer without a mask gives the same rows in another order for the same tokens in another order, and so does
+    what it leaves of another such layer. So if tokens come in any order alike, rows may be shuffled within each
+    sequence, tokens and residuals together: the relation to the distance is held against SHUFFLES of them.
+    """
+    k = source.examples.length
+    if source.examples.mask != "none" or k < 2 or source.examples.take([0]).padding is not None:
+        return False
+    every = source.parts.different
+    index = spaced(every, min(len(every), best.sequences or len(every), 2 * max(16, PAIRS // (SHUFFLES * k * k))))
+    dtype = torch.float32 if best.residual > CLOSE else torch.float64
+    first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
+                     for half in (index[::2], index[1::2]))
+    weights = _turned(k)
+    X, Z = (torch.cat([_with_one(part.X) for part in half]).double().cpu() for half in (first, second))
+    among = [torch.einsum("nap,ab,nbq->pq", X, weight, X) for weight in weights]
+    order = torch.stack([torch.einsum("nap,pq,nbq->nab", Z, one, Z) for one in among], dim=1)
+    return (_unreached(_pairs(first, second, best), weights, generator, SHUFFLES)
+            and not _unreached(order, weights, generator, ORDERS))
+
+
+def _unreached(pairs: Tensor, weights: Tensor, generator: torch.Generator, shuffles: int) -> bool:
+    """Whether no shuffle of so many has a weighted sum of pairs (n, ·, k, k) as large as the given order has.
+    Tokens and residuals move together: the pairs stay, their distances change."""
+    n, _, k, _ = pairs.shape
+    given = float((pairs * weights).sum())
+    for _ in range(shuffles):
+        at = torch.rand(n, k, generator=generator).argsort(1)
+        turned = weights[:, at.unsqueeze(2), at.unsqueeze(1)].transpose(0, 1)
+        if float((pairs * turned).sum()) >= given:
+            return False
+    return True
 
 
 # -- are the heads determined? ------------------------------------------------------------------------------

@@ -80,11 +80,11 @@ class Loop:
         self.deadline = math.inf if asked.seconds is None else self.begun + asked.seconds
 
     def _enough(self) -> None:
-        heads, n = self.asked.heads, len(self.source.fit)
+        heads, n = self.asked.heads, self.source.parts.distinct
         if heads is not None and self.size.floor(heads) > n:
             checks.refuse(
-                "heads", f"a count that {n} sequences (after {len(self.examples) - n} kept for choosing and "
-                f"judging) can determine: at most {self.size.most_heads(n)}",
+                "heads", f"a count that {n} different sequences (of {len(self.examples)}, some of them kept for "
+                f"choosing and judging) can determine: at most {self.size.most_heads(n)}",
                 f"{heads}, with {self.size.unknowns(heads)} unknowns",
                 f"at least {self.size.floor(heads)} sequences, three times that to be safe; or rank=r if the rank "
                 "is known")
@@ -92,9 +92,10 @@ class Loop:
     @property
     def facts(self) -> Facts:
         assert self.source.frame is not None
-        asked = self.asked
+        asked, parts = self.asked, self.source.parts
         return Facts(asked.method, asked.heads, asked.rank, asked.max_heads, asked.starts, asked.limit,
-                     len(self.source.fit), self.source.most(), self.size, self.source.frame.plain, self.floor)
+                     parts.distinct, self.source.most(), self.size, self.source.frame.plain, self.floor,
+                     len(parts.fit) / parts.distinct)
 
     # -- stages and time ------------------------------------------------------------------------------------
 
@@ -184,6 +185,8 @@ class Loop:
                 return self._refine(action)
             case actions.Probe():
                 return self._probe(action)
+            case actions.Place():
+                return self._place(action)
             case actions.Spare():
                 return evidence.dependence(self.source, self.pool.named(action.base),
                                            self._rows(action.base)) < action.tolerance
@@ -238,8 +241,8 @@ class Loop:
                                             "reason": found.reason, "products": found.products}
 
         tensors, info = self.stage(action.name, compute, action.heads)
-        if not action.own:
-            self.pool = self.pool.with_rough(info["unseen"], action.name, tensors["Theta"])
+        # A fit beside a linear function is none: last in the pool, though others may begin there.
+        self.pool = self.pool.with_rough(math.inf if action.own else info["unseen"], action.name, tensors["Theta"])
         return Seen(action.name, action.heads, info["residual"], info["unseen"], info["reason"])
 
     def _descend(self, action: actions.Descend) -> Seen:
@@ -349,6 +352,15 @@ class Loop:
         _, info = self.stage(action.name, compute, best.heads)
         self.structured = evidence.dependent(info["probes"])
         return self.structured
+
+    def _place(self, action: actions.Place) -> bool:
+        best = self.pool.named(action.base)
+
+        def compute() -> Stage:
+            return {}, {"place": evidence.placed(self.source, best, self.generator(action.name))}
+
+        _, info = self.stage(action.name, compute, best.heads)
+        return bool(info["place"])
 
     def _set_aside(self, action: actions.SetAside) -> int:
         best = self.pool.named(action.base)

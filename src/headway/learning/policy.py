@@ -22,6 +22,7 @@ from headway.learning.actions import (
     Action,
     Descend,
     Glance,
+    Place,
     Polish,
     Probe,
     Refine,
@@ -34,6 +35,8 @@ from headway.learning.actions import (
 )
 from headway.learning.candidate import Seen
 
+ROWS = 6  # times the counting floor of sequences that a solve takes: see rows_for
+LEAST = 16  # sequences that it takes at least
 T = TypeVar("T")
 Steps = Generator[Action, Any, T]
 
@@ -55,19 +58,32 @@ class Rules:
     promising: float = 0.3  # error of a descent from which a refinement is worth its time
     hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
     small: int = 32  # width up to which projections of full rank cost little
-    better: float = 0.95  # part of the error that one more head must leave at most
-    misses: int = 1  # head counts without gain that are forgiven before the search ends
+    head_size: int = 24  # least columns of a student's heads, where no rank is given
+    head_part: int = 8  # widths over such a column count, for wide layers
+    student_heads: int = 6  # heads of a student at least
+    student_width: int = 3  # widths that the columns of all its heads make up
+    halved: float = 0.5  # part of the error that a descent tried last must leave at most to count
+    better: float = 0.9  # part of the error that one more head must leave at most
+    misses: int = 0  # head counts without gain that are forgiven before the search ends
     blind_misses: int = 3  # the same, where too few rows show what is left
-    unsure: int = 512  # sequences below which probes see little: look further before calling the rest noise
+    unsure: float = 30.0  # times the floor of one more head, sequences below which probes see little of it
     done: float = 1e-9  # error at which no further head is looked for, though the floor is lower
+    by_heart: float = 0.5  # part of the error, itself larger, below which a residual was learned by heart
+    spent: float = 2 / 3  # part of the sequences from which a solve takes about all of them
     more_rows: int = 4  # times the rows, when they are learned by heart
     short: int = 5  # iterations of a polish that is not expected to help
     hopeless: int = 10  # the same, where not even one head is determined
     spare: float = 1e-3  # least singular value of the features, relative, below which a head may be spare
+    unmixed: int = 2  # fits inside the span that are polished, of one head count
+    same: float = 1.01  # ratio of two errors, or residuals, up to which they are the same
     agree: int = 2  # starts that end at the same least error: more would hardly find less
     search_agree: int = 4  # the same, when a fit with structure left is looked for from further starts
+    tries: int = 2  # random starts with one more head, where the rows show what it explains
+    search_starts: int = 2  # further starts at least
+    search_size: int = 2000  # over the width of all heads together: further starts at most
     asides: int = 4  # rounds of setting sequences aside
     around: int = 6  # heads up to which a linear function of the row's own token is tried beside them
+    met: float = 2e-4  # residual of a rough fit that meets the labels
 
 
 @dataclass(frozen=True)
@@ -80,16 +96,22 @@ class Facts:
     max_heads: int
     starts: int
     limit: int
-    n: int  # sequences to fit
-    most: int  # of them, that may be held for one solve
+    n: int  # different sequences to fit
+    most: int  # sequences that may be held for one solve
     size: Size
     white: bool
     floor: float
+    copies: float = 1.0  # of each sequence, on average
 
     def rows_for(self, heads: int, times: int = 1) -> int:
         """Sequences for a solve. Conjugate gradients need fewer steps the more rows there are, and each costs more:
         between four and eight times the floor the product of the two hardly changes."""
-        return min(max(6 * times * self.size.floor(heads), 16), self.n, self.most)
+        return min(max(ROWS * times * self.size.floor(heads), LEAST), self.everything)
+
+    @property
+    def everything(self) -> int:
+        """The most sequences that one solve can take, copies among them."""
+        return min(round(self.n * self.copies), self.most)
 
     def within(self, heads: int) -> bool:
         return heads <= self.max_heads and self.size.floor(heads) <= self.n
@@ -117,6 +139,14 @@ def better(a: Seen | None, b: Seen) -> Seen:
     return b if a is None or b.error < a.error else a
 
 
+class _AroundError(Exception):
+    """A layer and a linear function of the row's own token together meet the labels; with the best fit so far."""
+
+    def __init__(self, best: Seen | None) -> None:
+        super().__init__()
+        self.best = best
+
+
 class _AgainError(Exception):
     """Sequences were set aside: what was found with them is no start."""
 
@@ -127,6 +157,10 @@ class _Plan:
         self.times = 1  # the usual rows of a solve; more once rows were learned by heart
         self.moments = False  # whether there is a span
         self.rounds = 0  # of setting aside
+        self.looked: set[str] = set()  # fits that were asked which sequences they miss by far
+        self.asked = False  # for a cause of what is left
+        self.beside = 0  # heads tried beside a linear function of the row's own token
+        self.rough: dict[int, list[tuple[int, Seen]]] = {}  # by heads, starts so far and their rows
 
     def whole(self) -> Steps[End]:
         """The way from the beginning, each time that sequences were set aside under names of its own."""
@@ -148,7 +182,8 @@ class _Plan:
 
     def once(self) -> Steps[End]:
         facts, rules = self.facts, self.rules
-        self.times, self.moments = 1, False
+        self.times, self.moments, self.beside, self.rough, self.looked = 1, False, 0, {}, set()
+        self.asked = False
         if not facts.size.most_heads(facts.n):
             # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
             return End((yield from self.restart(1, range(1), limit=rules.hopeless)), False)
@@ -165,21 +200,30 @@ class _Plan:
             guess, self.moments = found.heads, True
             if found.gap < rules.clear and facts.n >= rules.shown and (yield Glance("rows", rows=True)):
                 return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, "shifted")
-        if facts.heads is not None:
-            best, left = yield from self.given(facts.heads)
-        else:
-            most = max(1, facts.size.most_heads(facts.n))
-            best, left = yield from self.counted(min(guess, facts.max_heads, most))
-        if best.error > rules.fitted and left and (yield from self.around(best.heads + 1)):
-            return End(best, True, "around")
-        if facts.method == "auto" and not first and best.error > rules.fitted and left:
+        try:
+            if facts.heads is not None:
+                best, left, cause = yield from self.given(facts.heads)
+            else:
+                most = max(1, facts.size.most_heads(facts.n))
+                best, left, cause = yield from self.counted(min(guess, facts.max_heads, most))
+            if left and not cause:
+                best, cause = yield from self.seen_through(best)
+                left = best.error > facts.floor
+        except _AroundError as found:
+            some = found.best or (yield from self.restart(1, range(1), limit=rules.hopeless))
+            return End(some, True, "around")
+        if cause:
+            return End(best, True, cause)
+        if facts.method == "auto" and not first and best.error > rules.fitted and left and self.factors_last():
             more = yield from self.factors()
-            if more is not None and more.error < 0.5 * best.error:
+            if more is not None and more.error < rules.halved * best.error:
                 best = more
                 left = more.error > rules.fitted and (yield Probe("left-factors", more.name))
-        if best.error > facts.floor and best.out_rank is None and best.sequences < min(facts.n, facts.most):
+        if best.error > facts.floor and best.out_rank is None and best.sequences < facts.everything:
             best = yield Polish("final", best.name, everything=True)
             left = left or (yield Probe("left-final", best.name))
+        if not left:
+            yield from self.set_aside(best)  # a fit of more rows may show what an earlier one did not
         return End(best, left)
 
     # -- factors --------------------------------------------------------------------------------------------
@@ -192,12 +236,18 @@ class _Plan:
             return d >= rules.very_wide or (d >= rules.wide and facts.rows < rules.white_rows * d * d)
         return d > rules.coloured
 
+    def factors_last(self) -> bool:
+        """Whether descent is worth its time where the rest has failed: not for white tokens of a small width, of
+        which moments and random starts miss none (0 of 220 layers of success.py and few.py were left to it)."""
+        return not self.facts.white or self.facts.size.d >= self.rules.wide
+
     def ladder(self) -> list[Rung]:
         """Students in the order they are tried: more heads than there should be, of a size that trained heads
         seldom exceed; the same with its weights held down; with projections of full rank."""
-        facts, d, e = self.facts, self.facts.size.d, self.facts.size.e
-        q = min(d, facts.rank if isinstance(facts.rank, int) else max(24, 8 * math.ceil(d / 64)))
-        m = facts.heads or min(facts.max_heads, max(6, min(32, math.ceil(3 * d / q))))
+        facts, rules, d, e = self.facts, self.rules, self.facts.size.d, self.facts.size.e
+        columns = max(rules.head_size, 8 * math.ceil(d / (8 * rules.head_part)))
+        q = min(d, facts.rank if isinstance(facts.rank, int) else columns)
+        m = facts.heads or min(facts.max_heads, max(rules.student_heads, math.ceil(rules.student_width * d / q)))
         full = min(d, e)
         p = full if d <= self.rules.small else min(q, full)
         rungs = [Rung(m, q, p, 0.0), Rung(m, q, p, self.rules.hold)]
@@ -222,29 +272,35 @@ class _Plan:
 
     # -- one head count -------------------------------------------------------------------------------------
 
-    def attempt(self, m: int) -> Steps[Seen]:
+    def attempt(self, m: int, brief: bool = False) -> Steps[Seen]:
         """The best fit with m heads: from the span, then from random starts, until one is at the floor or two
-        agree on what they leave."""
+        agree on what they leave. ``brief``: one fit of the span and few starts."""
         facts, rules = self.facts, self.rules
         best: Seen | None = None
         begin: tuple[str, ...] = ()
         if self.moments:
             # The first start that looks good is polished at once; only if that leads nowhere do several have to
             # agree.
-            for name, enough in ((f"unmix-{m}", rules.enough), (f"unmix-{m}-more", 0.0)):
+            for name, enough in ((f"unmix-{m}", rules.enough), (f"unmix-{m}-more", 0.0))[: 1 if brief else 2]:
                 found = yield Unmix(name, m, enough)
                 if min(found.residuals) >= rules.enough:
                     # Nothing in the span explains half: no better a start than a random one.
-                    begin = found.names[:2]
+                    begin = found.names[: rules.unmixed]
                     break
-                for j, start in enumerate(found.names[:2]):
+                for j, start in enumerate(found.names[: 1 if brief else rules.unmixed]):
                     best = better(best, (yield self.polish(f"{name.replace('unmix', 'polish')}-{j}", start)))
                     if best.error <= facts.floor:
                         return best
                 if best is not None and best.error < rules.near:
                     return best  # what is left is noise or one more head, not a wrong basin
-        best = better(best, (yield from self.restart(m, range(facts.starts), begin=begin[:1])))
-        if begin and best.error >= rules.near:
+        if begin and best is None and not self.beside:
+            # Before anything long: there may be more to the labels than heads.
+            best = yield from self.around(m)
+            if best is not None and best.error <= facts.floor:
+                return best
+        starts = min(facts.starts, rules.tries) if brief else facts.starts
+        best = better(best, (yield from self.restart(m, range(starts), begin=begin[:1])))
+        if begin and best.error >= rules.near and not brief:
             # Of labels that are mostly noise even the right heads leave most, and rough fits on few rows less than
             # they should: the moments, which saw all of them, may have been right after all.
             for j, start in enumerate(begin):
@@ -259,7 +315,7 @@ class _Plan:
         limit: int | None = None,
     ) -> Steps[Seen]:
         """Rough fits from ``begin`` and random starts; the first that comes near is polished, else the best one.
-        ``agree`` starts that leave the same are enough."""
+        ``agree`` starts that leave the same are enough, those of earlier searches among them."""
         agree = self.rules.agree if agree is None else agree
         near = self.rules.near
         rough: list[Seen] = []
@@ -270,7 +326,9 @@ class _Plan:
         for point in points:
             found: Seen = yield Start(point.name, m, point.number, point.base, self.times)
             rough.append(found)
-            if found.error > 0.5 and found.residual < 0.5 * found.error:
+            times = self.times
+            self.rough.setdefault(m, []).append((times, found))
+            if self.by_heart(found):
                 by_heart.add(found.name)
             if found.name in by_heart and not self.exhausted(m):
                 self.times *= self.rules.more_rows  # these rows were met without learning about others
@@ -278,8 +336,7 @@ class _Plan:
                 tried[found.name] = yield self.polish(f"polish-{found.name}", found.name, limit)
                 if tried[found.name].error < near:
                     return tried[found.name]
-            least = min(one.error for one in rough)
-            if sum(one.error < 1.01 * least for one in rough) >= agree:
+            if self.agreed(m, times, agree):
                 break
         best = min(rough, key=lambda one: (one.error, one.name))
         if best.name in tried:
@@ -292,29 +349,62 @@ class _Plan:
         found = yield self.polish(f"polish-{best.name}", best.name, short)
         return found
 
+    def by_heart(self, found: Seen) -> bool:
+        """Whether rows were met without learning about others."""
+        part = self.rules.by_heart
+        return found.error > part and found.residual < part * found.error
+
+    def agreed(self, m: int, times: int, enough: int) -> bool:
+        """Whether so many starts ended at the least error, or, on the same rows, at the least residual: few other
+        sequences tell errors apart by chance."""
+        found = self.rough.get(m, [])
+        errors = [one.error for _, one in found]
+        residuals = [one.residual for rows, one in found if rows == times and not self.by_heart(one)]
+        return any(sum(one <= self.rules.same * min(kind) for one in kind) >= enough
+                   for kind in (errors, residuals) if kind)
+
     def exhausted(self, m: int) -> bool:
         """Whether a solve takes about all the rows there are."""
-        return self.facts.rows_for(m, self.times) >= 2 * self.facts.n // 3
+        return self.facts.rows_for(m, self.times) >= self.rules.spent * min(self.facts.n, self.facts.most)
 
     def set_aside(self, best: Seen) -> Steps[None]:
         """Begin again without the sequences whose labels stand far out, if there are any."""
-        if self.rounds >= self.rules.asides or best.error <= self.facts.floor:
+        if self.rounds >= self.rules.asides or best.error <= self.facts.floor or best.name in self.looked:
             return
+        self.looked.add(best.name)
         if (yield SetAside(f"aside-{best.name}", best.name)):
             self.rounds += 1
             raise _AgainError
 
-    def around(self, most: int) -> Steps[bool]:
-        """Whether a layer of at most ``most`` heads and a linear function of the row's own token together meet the
-        labels."""
-        for m in range(1, min(self.rules.around, self.facts.max_heads, most) + 1):
-            if not self.facts.within(m + 1):
-                break
-            for j in range(2):
-                found = yield Start(f"around-{m}-{j}", m, j, times=2, own=True)
-                if found.residual < 1e-3 * self.rules.near:
-                    return True
-        return False
+    def seen_through(self, best: Seen) -> Steps[tuple[Seen, str]]:
+        """A cause of what is left, if it shows one; or the fit that was looked for, if asking brings it up."""
+        first, self.asked = not self.asked, True
+        if best.error <= self.rules.fitted:
+            return best, ""
+        if first and (yield Place(f"place-{best.name}", best.name)):
+            return best, "place"
+        found = yield from self.around(best.heads + (self.facts.heads is None), best)
+        return best if found is None else better(best, found), ""
+
+    def around(self, m: int, best: Seen | None = None) -> Steps[Seen | None]:
+        """Whether a layer of m heads and a linear function of the row's own token together meet the labels, and the
+        layer alone does not: then this is the end. If it does, it is the fit that was looked for.
+
+        Too many heads do no harm, and one start is enough (72 of 72 with as many heads as there are, or up to two
+        more). Asked again only of more heads.
+        """
+        m = min(m, self.rules.around)
+        if m <= self.beside or not self.facts.within(m + 1):
+            return None
+        self.beside = m
+        found: Seen = yield Start(f"around-{m}", m, own=True)
+        if found.residual >= self.rules.met:
+            return None
+        alone: Seen = yield Start(f"alone-{m}", m, base=found.name)
+        if alone.residual >= self.rules.met:
+            raise _AroundError(best)
+        polished: Seen = yield self.polish(f"polish-alone-{m}", alone.name)
+        return polished
 
     # -- more or fewer heads --------------------------------------------------------------------------------
 
@@ -330,7 +420,7 @@ class _Plan:
         """Fewer heads as long as other sequences do not object."""
         while best.heads > 1:
             fewer = yield Polish(f"prune-{best.heads - 1}", best.name, self.times, drop=True)
-            if fewer.error > max(self.facts.floor, 1.01 * best.error):
+            if fewer.error > max(self.facts.floor, self.rules.same * best.error):
                 break
             best = fewer
         return best
@@ -347,15 +437,19 @@ class _Plan:
         again: Seen = yield Polish(f"merge-{best.heads}", best.name, self.times, merge=True)
         return again if again.error <= floor else best
 
-    def given(self, m: int) -> Steps[tuple[Seen, bool]]:
+    def given(self, m: int) -> Steps[tuple[Seen, bool, str]]:
+        """The best fit with m heads, whether what it leaves depends on the inputs, and the cause if it shows."""
         floor = self.facts.floor
         best = yield from self.attempt(m)
         yield from self.set_aside(best)
         if best.error <= floor or not (yield Probe(f"left-{m}", best.name)):
-            return best, False
+            return best, False, ""
         best = yield from self.freed(best)
         if best.error <= floor:
-            return best, False
+            return best, False, ""
+        best, cause = yield from self.seen_through(best)
+        if cause or best.error <= floor:
+            return best, bool(cause), cause
         if self.facts.size.floor(m + 1) <= self.facts.n:
             # If one more head helps, either the start was a poor one, and then a head can be spared again, or m
             # is too few.
@@ -363,12 +457,12 @@ class _Plan:
             if grown.error < self.rules.better * best.error:
                 best = better(best, (yield Polish(f"prune-{m}", grown.name, self.times, drop=True)))
         if best.error > floor:
-            best = better(best, (yield from self.restart(m, self.more(m), self.rules.search_agree)))
-        return best, best.error > floor
+            best = yield from self.searched(m, best)
+        return best, best.error > floor, ""
 
-    def counted(self, m: int) -> Steps[tuple[Seen, bool]]:
+    def counted(self, m: int) -> Steps[tuple[Seen, bool, str]]:
         """Heads are added until nothing that depends on the inputs is left, and taken away while nobody misses
-        them."""
+        them. Answers as ``given`` does."""
         facts, rules = self.facts, self.rules
         best = yield from self.attempt(m)
         yield from self.set_aside(best)
@@ -378,14 +472,24 @@ class _Plan:
             here = best.heads
             if best is not asked:  # asked once of every fit: what a stage's name stands for must not change
                 structured = yield Probe(f"left-{here}", best.name)
-            if best is not asked and not structured and best.sequences < min(facts.n, facts.most):
+            if best is not asked and not structured and best.sequences < facts.everything:
                 # Few rows show little: before calling the rest noise, look at all of them.
                 best = yield Polish(f"settle-{here}", best.name, everything=True)
                 structured = best.error > facts.floor and (yield Probe(f"left-{here}-all", best.name))
+                if not structured:
+                    yield from self.set_aside(best)
             asked = best
+            if structured and not self.asked:
+                best, cause = yield from self.seen_through(best)
+                if cause:
+                    return best, True, cause
+                if best is not asked:
+                    tried = best.heads
+                    continue
             tried += 1
             # Few rows show little of what is left: look further before calling it noise.
-            blind = best.error > rules.near and (not self.moments or facts.n < rules.unsure)
+            sure = self.moments and facts.n >= rules.unsure * facts.size.floor(tried)
+            blind = rules.near < best.error < 1.0 and not sure  # above, heads are learned by heart
             if not (structured or blind) or misses > (rules.blind_misses if blind else rules.misses):
                 break
             if not facts.within(tried):
@@ -394,7 +498,7 @@ class _Plan:
             if self.moments and tried == here + 1:
                 more = yield from self.grow(best, f"grow-{here}-{tried}")
             if more is None or more.error > facts.floor:
-                more = better(more, (yield from self.attempt(tried)))
+                more = better(more, (yield from self.attempt(tried, brief=sure)))
             tried = max(tried, more.heads)
             misses = 0 if more.error < rules.better * best.error else misses + 1
             if misses == 0:
@@ -407,8 +511,8 @@ class _Plan:
         if structured and best.error > facts.floor:
             best = yield from self.search(best)
         if best.error <= facts.floor:
-            return (yield from self.simplified(best)), False
-        return (yield from self.pruned(best)), structured
+            return (yield from self.simplified(best)), False, ""
+        return (yield from self.pruned(best)), structured, ""
 
     def freed(self, best: Seen) -> Steps[Seen]:
         """Without the ranks that were read off the singular values: they may not be ranks after all."""
@@ -420,14 +524,20 @@ class _Plan:
         """A wrong basin is left by starting afresh, more often, with a head more too."""
         here = best.heads
         for m in (here, here + 1):
-            if m < 1 or not self.facts.within(m):
-                continue
-            best = better(best, (yield from self.restart(m, self.more(m), self.rules.search_agree)))
+            if self.facts.within(m):
+                best = yield from self.searched(m, best)
             if best.error <= self.facts.floor:
                 break
         return best
 
+    def searched(self, m: int, best: Seen) -> Steps[Seen]:
+        """The better of this fit and further starts with m heads, unless enough have agreed already."""
+        if self.agreed(m, self.times, self.rules.search_agree):
+            return best
+        return better(best, (yield from self.restart(m, self.more(m), self.rules.search_agree)))
+
     def more(self, m: int) -> range:
         """Further random starts, fewer of them where one costs much."""
-        starts = self.facts.starts
-        return range(starts, starts + max(2, min(starts, 2000 // (m * self.facts.size.d))))
+        starts, rules = self.facts.starts, self.rules
+        most = min(starts, rules.search_size // (m * self.facts.size.d))
+        return range(starts, starts + max(rules.search_starts, most))

@@ -181,19 +181,27 @@ def spaced(index: np.ndarray, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint indices, and how many different sequences ``fit`` has."""
+    """Disjoint indices; ``kinds`` has for every one of ``fit`` a number that equal sequences share."""
 
     fit: np.ndarray
     select: np.ndarray
     judge: np.ndarray
     aside: np.ndarray
-    distinct: int
+    kinds: np.ndarray
+
+    @property
+    def different(self) -> np.ndarray:
+        """The first of each kind in ``fit``."""
+        return np.asarray(self.fit[np.sort(np.unique(self.kinds, return_index=True)[1])])
+
+    @property
+    def distinct(self) -> int:
+        return len(np.unique(self.kinds))
 
     def without(self, aside: np.ndarray) -> Split:
         """With these sequences set aside as well."""
-        fit, select = (part[~np.isin(part, aside)] for part in (self.fit, self.select))
-        distinct = self.distinct - (len(self.fit) - len(fit))
-        return Split(fit, select, self.judge, np.union1d(self.aside, aside), max(distinct, 1))
+        kept, select = ~np.isin(self.fit, aside), self.select[~np.isin(self.select, aside)]
+        return Split(self.fit[kept], select, self.judge, np.union1d(self.aside, aside), self.kinds[kept])
 
 
 def split(examples: Examples) -> Split:
@@ -220,7 +228,7 @@ def split(examples: Examples) -> Split:
     part = np.zeros(U, dtype=np.int8)
     part[select], part[judge] = 1, 2
     fit, chosen, judged = (kinds[part[group] == j] for j in range(3))
-    return Split(fit, chosen, judged, aside, U - len(select) - len(judge))
+    return Split(fit, chosen, judged, aside, group[part[group] == 0])
 
 
 def prints_of(X: Tensor) -> np.ndarray:

@@ -6,7 +6,8 @@ recovered       its error is at the floor of the arithmetic, and the inputs dete
 fitted          its error is small, though not at that floor
 too_few         the sequences do not determine the heads
 limit           time or iterations ran out first
-not_realisable  a probe finds that what is left depends on the inputs (evidence.py), or nothing was learned
+not_realisable  a probe finds that what is left depends on the inputs (evidence.py), or it outweighs what is
+                explained, or nothing was learned
 noise           none does
 """
 
@@ -31,6 +32,8 @@ from headway.learning.polish import FITTED
 from headway.learning.source import CHECKED
 
 NOTHING = 0.9  # error of a fit that has learned nothing
+DOMINATES = 0.5  # part of the labels' variance above which what is left outweighs what is explained
+SAFE = 3  # times the counting floor of sequences that are enough
 APART = 3.0  # times the noise estimated from the fitted rows: an error above is no noise
 
 
@@ -104,10 +107,13 @@ def status(
         return Status("recovered", f"Recovered to the floor of the arithmetic: {count}, relative error "
                       f"{error:.1e} {on}.{tail}", numbers)
     n, least = source.parts.distinct, size.floor(best.heads)
-    need = math.ceil(3 * least * len(loop.examples) / max(len(source.fit), 1))
-    if n < least or (error > APART * noise and best.sequences >= n and n < 3 * least):
+    # Fitted and judged sequences are of one kind: where others are missed by far more, these were learned by heart.
+    by_heart = error > APART * noise and best.sequences >= n and (n < SAFE * least or error > 1)
+    if n < least or by_heart:
+        need = SAFE * least if n < SAFE * least else 2 * n
+        need = math.ceil(need * len(loop.examples) / max(len(source.fit), 1))  # with those kept for the judgement
         return Status("too_few", f"Too few examples: {n} different sequences do not determine {count} "
-                      f"(error {error:.1e} {on}, fitted {best.residual:.1e}). About {need} sequences are "
+                      f"(error {error:.1e} {on}, fitted {best.residual:.1e}). About {need} different ones are "
                       f"needed.{tail}", {**numbers, "needed": float(need)})
     if error <= FITTED:
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
@@ -132,6 +138,11 @@ def status(
     if error > NOTHING:
         return Status("not_realisable", f"Nothing learned: with {count}, {error:.2f} of the labels' spread is left "
                       f"{on}, and no relation between labels and inputs was found.{tail}",
+                      {**numbers, "residual_floor": error})
+    if error**2 > DOMINATES:
+        return Status("not_realisable", f"Mostly unexplained: with {count}, {error:.2f} of the labels' spread is "
+                      f"left {on}, more than is explained. No probe finds that it depends on the inputs (level "
+                      f"{evidence.LEVEL:.0%}): it is noise, or something that the probes do not see.{tail}",
                       {**numbers, "residual_floor": error})
     return Status("noise", f"Stopped at the noise level: {count}, label noise estimated at {noise:.2e} of "
                   f"the labels' spread; error {error:.2e} {on}. No probe finds that what is left depends on the "
