@@ -40,14 +40,15 @@ def facts(d=8, k=6, **change):
 class World:
     """Answers as numbers. ``left``: the error that so many heads leave, of more heads than listed the last one;
     ``rough``: residual and error of a random start, ``unmixed`` residuals inside the span, ``descended`` the error
-    and reason of a descent. ``answers``: of one action or another, by how its name begins."""
+    and reason of a descent, and what it leaves on its own rows. ``answers``: of one action or another, by how its
+    name begins."""
 
     left: tuple[float, ...] = (0.4, FLOOR / 2)
     guess: int = 1
     gap: float = 2.0
     rough: tuple[float, float] = (0.2, 0.3)
     unmixed: tuple[float, ...] = (0.1, 0.2)
-    descended: tuple[float, str] = (0.9, "flat")
+    descended: tuple[float, str] | tuple[float, str, float] = (0.9, "flat")
     refined: float = FLOOR / 2
     structured: bool = True
     placed: bool = False
@@ -83,8 +84,9 @@ class World:
                 found = self.seen(action.name, heads, self.error(heads), self.error(heads))
                 return replace(found, sequences=used, rank=ranked, out_rank=ranked)
             case Descend():
-                return replace(self.seen(action.name, action.rung.heads, 0.1, self.descended[0]),
-                               reason=self.descended[1])
+                error, reason, *own = self.descended
+                return replace(self.seen(action.name, action.rung.heads, own[0] if own else error, error),
+                               reason=reason)
             case Refine():
                 return replace(self.seen(action.name, action.heads, self.refined, self.refined), out_rank=4)
             case Probe():
@@ -342,19 +344,20 @@ def test_factors_that_fit_are_the_end():
 
 
 LADDERS = {
-    "small": (facts(16, method="factors"), [Rung(6, 16, 16, 0.0), Rung(6, 16, 16, 3.0)]),
-    "wide": (facts(64, method="factors"), [Rung(8, 24, 24, 0.0), Rung(8, 24, 24, 3.0), Rung(8, 24, 64, 0.0)]),
+    "small": (facts(16, method="factors"), [Rung(6, 16, 16, held) for held in (0.0, 3.0, 10.0)]),
+    "wide": (facts(64, method="factors"), [
+        *(Rung(8, 24, 24, held) for held in (0.0, 3.0, 10.0)), Rung(8, 24, 64, 0.0)]),
     "wider": (facts(384, method="factors", n=10**5), [
-        Rung(24, 48, 48, 0.0), Rung(24, 48, 48, 3.0), Rung(24, 48, 384, 0.0)]),
+        *(Rung(24, 48, 48, held) for held in (0.0, 3.0, 10.0)), Rung(24, 48, 384, 0.0)]),
     "heads and rank given": (facts(64, method="factors", heads=4, rank=5), [
-        Rung(4, 5, 5, 0.0), Rung(4, 5, 5, 3.0), Rung(4, 5, 64, 0.0)]),
+        *(Rung(4, 5, 5, held) for held in (0.0, 3.0, 10.0)), Rung(4, 5, 64, 0.0)]),
 }
 
 
 @pytest.mark.parametrize("name", LADDERS)
 @pytest.mark.parametrize("reason", ["by heart", "flat"])
 def test_the_rungs_of_the_ladder(name, reason):
-    """Weights are held down only where rows were learned by heart."""
+    """Weights are held down only where a descent knows its own rows better than others."""
     given, rungs = LADDERS[name]
     asked, _ = walk(given, World(descended=(0.9, reason)))
     assert [action.rung for action in asked if isinstance(action, Descend)] == [
@@ -364,11 +367,22 @@ def test_the_rungs_of_the_ladder(name, reason):
 def test_only_a_promising_descent_is_refined_and_the_first_that_fits_ends_the_ladder():
     given = facts(64, method="factors")
     asked, _ = walk(given, World(descended=(0.31, "flat")))
-    assert not names(asked, Refine)
+    assert names(asked, Refine) == ["refine-nearest"], "there is no other start"
+    assert not names(walk(facts(64, n=20_000, white=False), World(descended=(0.31, "flat")))[0], Refine)
     asked, _ = walk(given, World(descended=(math.nan, "diverged")))
     assert not names(asked, Refine)
     asked, _ = walk(given, World(descended=(0.29, "by heart")))
     assert len(names(asked, Descend)) == len(names(asked, Refine)) == 1
+
+
+def test_what_a_wide_layer_s_descents_learned_by_heart_is_said_to_be_too_few():
+    """Nothing but descent serves a wide layer with few rows: no random start is tried after it."""
+    crammed = World(descended=(0.9, "flat", 0.5), refined=0.8)
+    asked, end = walk(facts(128, n=2000), crammed)
+    assert not names(asked, Start)
+    assert not names(asked, Span)
+    assert end.cause == "by heart"
+    assert walk(facts(128, n=2000), replace(crammed, descended=(0.9, "flat")))[1].cause == ""
 
 
 def test_factors_are_tried_last_where_the_rest_leaves_structure():
@@ -473,6 +487,8 @@ RULES = {  # field: another value, facts, world. In each the way must differ.
     "coloured": (64, facts(32, white=False), World(descended=(0.1, "target"))),
     "promising": (0.5, facts(64, method="factors"), World(descended=(0.4, "flat"))),
     "hold": (1.0, facts(64, method="factors"), World(descended=(0.9, "by heart"))),
+    "hold_hard": (5.0, facts(64, method="factors"), World(descended=(0.9, "by heart"))),
+    "crammed": (0.7, facts(64, method="factors"), World(descended=(0.9, "flat", 0.7))),
     "small": (8, facts(32, method="factors"), World()),
     "better": (0.5, facts(), World(left=(0.04, 0.03, 0.02))),
     "misses": (2, facts(), World(left=(0.04,))),

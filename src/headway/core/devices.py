@@ -18,8 +18,8 @@ def room(device: torch.device, size: int) -> int:
 
 
 def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Independent standard normal numbers in the shape of ``like``, drawn where it is: a GPU has them a hundred times
-    sooner than a CPU can draw and send them. What is drawn depends on the generator and the kind of device."""
+    """Independent standard normal numbers in the shape of ``like``, drawn where it is: a GPU has them long before a
+    CPU could draw and send them. What is drawn depends on the generator and the kind of device."""
     if like.device.type != "cuda":
         return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like)
     seed = int(torch.randint(0, 2**62, (), generator=generator))

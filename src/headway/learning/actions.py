@@ -87,7 +87,7 @@ class Rung:
 
     @property
     def name(self) -> str:
-        return f"{self.heads}-{self.q}-{self.p}" + ("-held" if self.decay else "")
+        return f"{self.heads}-{self.q}-{self.p}" + (f"-held-{self.decay:g}" if self.decay else "")
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,12 @@ class Descend:
 
 @dataclass(frozen=True)
 class Refine:
-    """The descent of that name pruned and taken to the floor, in factors."""
+    """The descent of that name pruned and taken to the floor, in factors; ``limit``: in at most as many rounds."""
 
     name: str
     base: str
     heads: int
+    limit: int | None = None
 
 
 @dataclass(frozen=True)

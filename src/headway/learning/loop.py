@@ -63,6 +63,7 @@ class Loop:
         self.curve: list[tuple[float, float]] = []  # of the stage under way: when, and the residual then
         self.pool = Pool()
         self.spans: dict[str, Tensor] = {}
+        self.factors: dict[str, Factors] = {}
         self.structured = False  # the last probe's answer, for when time runs out
         self.asked_more = 0  # sequences that a black box was asked for on the way
         self.begun = time.perf_counter()
@@ -155,12 +156,15 @@ class Loop:
         best, rough = self.pool.best(self.asked.heads), self.pool.roughest()
         if rough is not None and (best is None or rough[0] < best.error):
             self.do(actions.Polish(f"late-{rough[1]}", rough[1], limit=3))
+        elif best is None and self.factors:
+            last = list(self.factors)[-1]
+            self.do(actions.Refine(f"late-{last}", last, len(self.factors[last].A), limit=0))
         elif best is None:
             # Under names of their own: with more time the run may be resumed.
             m = self.asked.heads or 1
             self.do(actions.Start("late", m))
             self.do(actions.Polish("late-polish", "late", limit=3))
-        best = self.pool.best(self.asked.heads)
+        best = self.pool.best(self.asked.heads) or self.pool.best()
         assert best is not None
         return best
 
@@ -263,7 +267,7 @@ class Loop:
 
         tensors, info = self.stage(action.name, compute, rung.heads)
         self.asked_more += int(info.get("asked", 0))
-        self.factors = {action.name: Factors(*(tensors[part] for part in "ABVOc"))}
+        self.factors[action.name] = Factors(*(tensors[part] for part in "ABVOc"))
         return Seen(action.name, rung.heads, info["residual"], info["unseen"], info["reason"])
 
     # -- to the floor ---------------------------------------------------------------------------------------
@@ -299,7 +303,9 @@ class Loop:
             assert self.source.frame is not None
             done = refine_factors(
                 self.source, whitened(self.factors[action.base], self.source.frame),
-                generator=self.generator(action.name), limit=self.asked.limit, report=self.report, pulse=self.pulse)
+                generator=self.generator(action.name),
+                limit=self.asked.limit if action.limit is None else action.limit, report=self.report,
+                pulse=self.pulse)
             if done.reason == "time":  # no finished stage: with more time a run goes on from the descent
                 self._add(action.name, done)
                 raise OutOfTimeError

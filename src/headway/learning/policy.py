@@ -57,6 +57,8 @@ class Rules:
     coloured: int = 24  # the same, for tokens that are not white
     promising: float = 0.3  # error of a descent from which a refinement is worth its time
     hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
+    hold_hard: float = 10.0  # the same, where that was not enough
+    crammed: float = 0.9  # part of the error on others below which a descent knows its own rows better
     small: int = 32  # width up to which projections of full rank cost little
     head_size: int = 24  # least columns of a student's heads, where no rank is given
     head_part: int = 8  # widths over such a column count, for wide layers
@@ -183,7 +185,7 @@ class _Plan:
     def once(self) -> Steps[End]:
         facts, rules = self.facts, self.rules
         self.times, self.moments, self.beside, self.rough, self.looked = 1, False, 0, {}, set()
-        self.asked = False
+        self.asked = self.crammed = False
         if not facts.size.most_heads(facts.n):
             # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
             return End((yield from self.restart(1, range(1), limit=rules.hopeless)), False)
@@ -192,8 +194,9 @@ class _Plan:
             return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, cause)
         first = facts.method == "factors" or (facts.method == "auto" and self.factors_first())
         found = (yield from self.factors()) if first else None
-        if found is not None and (found.error <= rules.fitted or facts.method == "factors"):
-            return End(found, found.error > rules.fitted and (yield Probe("left-factors", found.name)))
+        if found is not None and (found.error <= rules.fitted or self.no_other_start()):
+            left = found.error > rules.fitted and (yield Probe("left-factors", found.name))
+            return End(found, left, "by heart" if self.crammed and found.error > rules.promising else "")
         guess = 1
         if facts.rows >= rules.moment_rows * facts.size.d**2 and facts.method != "starts":
             found = yield Span("span")
@@ -250,24 +253,34 @@ class _Plan:
         m = facts.heads or min(facts.max_heads, max(rules.student_heads, math.ceil(rules.student_width * d / q)))
         full = min(d, e)
         p = full if d <= self.rules.small else min(q, full)
-        rungs = [Rung(m, q, p, 0.0), Rung(m, q, p, self.rules.hold)]
+        rungs = [Rung(m, q, p, held) for held in (0.0, rules.hold, rules.hold_hard)]
         return rungs if p == full else [*rungs, Rung(m, q, full, 0.0)]
 
+    def no_other_start(self) -> bool:
+        """Whether there is nothing but descent: it was asked for, or the layer is too wide for random starts and
+        its rows are too few for moments."""
+        facts, rules, d = self.facts, self.rules, self.facts.size.d
+        return facts.method == "factors" or (d >= rules.wide and facts.rows < rules.moment_rows * d * d)
+
     def factors(self) -> Steps[Seen | None]:
-        """The best fit of the ladder; None where no rung came near."""
+        """The best fit of the ladder; where no rung came near, None, or the nearest if there is no other start."""
         best: Seen | None = None
-        by_heart = False
+        nearest: Seen | None = None
         for rung in self.ladder():
-            if rung.decay and not by_heart:
+            # Weights are held down where a descent knows its own rows better than others, until one comes near.
+            if rung.decay and (best is not None or not self.crammed):
                 continue
             found: Seen = yield Descend(f"descent-{rung.name}", rung)
-            by_heart = found.reason == "by heart"
+            self.crammed = found.reason == "by heart" or found.residual < self.rules.crammed * found.error
+            nearest = better(nearest, found) if math.isfinite(found.error) else nearest
             if not found.error <= self.rules.promising:  # nor where it came to nothing at all
                 continue
             best = better(best, (yield Refine(f"refine-{rung.name}", found.name, rung.heads)))
             if best.error < self.rules.fitted:
                 break
             yield from self.set_aside(best)
+        if best is None and nearest is not None and self.no_other_start():
+            best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short)
         return best
 
     # -- one head count -------------------------------------------------------------------------------------

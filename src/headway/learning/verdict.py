@@ -31,6 +31,7 @@ from headway.learning.loop import Loop
 from headway.learning.polish import FITTED
 from headway.learning.source import CHECKED
 
+TIMES = 4  # as many sequences are asked for where those given were learned by heart
 NOTHING = 0.9  # error of a fit that has learned nothing
 DOMINATES = 0.5  # part of the labels' variance above which what is left outweighs what is explained
 SAFE = 3  # times the counting floor of sequences that are enough
@@ -119,6 +120,11 @@ def status(
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
                       f"arithmetic ({floor:.0e}). What the inputs hardly show of the heads may be known less well "
                       f"than that.{tail}", numbers)
+    if cause == "by heart":
+        need = TIMES * len(loop.examples)
+        return Status("too_few", f"Too few examples to find the heads: {n} different sequences are learned by "
+                      f"heart, and others are missed (error {error:.1e} {on}, fitted {best.residual:.1e}). Try "
+                      f"about {need}.{tail}", {**numbers, "needed": float(need)})
     if cause in evidence.CAUSES:
         return Status("not_realisable", f"Not the labels of such a layer. {evidence.CAUSES[cause]} With {count}, "
                       f"{error:.2e} of their spread is left {on}.{tail}", {**numbers, "residual_floor": error})
