@@ -325,10 +325,10 @@ def _run(at: Refinement, limit: int) -> str:
         if at.dtype == torch.float64 and reason == "limit" and at.other < FITTED and at.residual > before / SLOW:
             reason = "slow"
         ended = reason in ("floor", "converged", "stalled", "slow")
-        if (ended or at.residual < CLOSE or (creeping and at.residual < NEARLY)) and at.sharpen():
+        if at.overfitted and at.grow():  # before more digits: those of too few rows are of no use
             creeping = 0
             continue
-        if at.overfitted and at.grow():
+        if (ended or at.residual < CLOSE or (creeping and at.residual < NEARLY)) and at.sharpen():
             creeping = 0
             continue
         if creeping == 1 and at.residual < AGAIN * soft:

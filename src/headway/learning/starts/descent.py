@@ -31,6 +31,7 @@ from headway.learning.thin import Thin
 RISE = 100  # steps over which the rate rises to its value
 LOOK = 100  # steps between two looks at other sequences
 STEPS = 6000  # at most
+FLAT, HELD = 10, 20  # looks without gain after which it ends; with weights held down, where errors first rise
 WIDE = 128  # width from which the rate is lower and a batch larger
 SMALL = 32  # width up to which projections of full rank cost little
 ROWS = {"cuda": 16_384, "cpu": 2_048}  # of a batch
@@ -155,7 +156,7 @@ def descend(
                 reason = "target"
             elif batches.again and batch < 0.7 * error and done - best_at >= max(5 * LOOK, done // 3):
                 reason = "by heart"
-            elif done - best_at >= max(10 * LOOK, done // 2):
+            elif done - best_at >= max((HELD if decay else FLAT) * LOOK, done // 2):
                 reason = "flat"
             else:
                 continue
