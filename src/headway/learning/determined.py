@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import chi2
+from scipy import special
 from torch import Tensor
 
 from headway.core.counting import Size
@@ -35,7 +35,7 @@ from headway.linalg.projected import Problem, evaluate
 
 FLAT = 1e-9  # curvature in white coordinates below which a direction is not determined
 LEVEL = 0.01  # chance that a flat direction is missed
-MISSED = float(chi2.ppf(LEVEL, 1))  # a Gaussian's square is below with that chance
+MISSED = float(special.chdtri(1, 1 - LEVEL))  # a Gaussian's square is below with that chance
 PART = 1e-3  # of a flat direction that lies in a head and makes it one of that head
 DENSE = 1000  # unknowns up to which C is formed
 WORK = 2e10  # rows times squared unknowns that this may take
@@ -244,7 +244,7 @@ def _most(mass: float) -> int:
     """The largest f for which f squares of Gaussians add up to less than ``mass`` with a chance above LEVEL; 1 at
     least."""
     f = np.arange(1, 20 + math.ceil(2 * mass + 10 * math.sqrt(mass)))
-    return int(f[chi2.cdf(mass, f) > LEVEL].max(initial=1))
+    return int(f[special.chdtr(f, mass) > LEVEL].max(initial=1))
 
 
 # -- are the W_i unique? ------------------------------------------------------------------------------------

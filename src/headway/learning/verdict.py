@@ -18,6 +18,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from headway.core.convert import key_groups, ranks
 from headway.core.counting import Size
@@ -123,8 +124,8 @@ def status(
                       f"needed.{tail}", {**numbers, "needed": float(need)})
     if error <= FITTED:
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
-                      f"arithmetic ({floor:.0e}).{_open(known)} What the inputs hardly show of the heads may be "
-                      f"known less well than that.{tail}", numbers)
+                      f"arithmetic ({floor:.0e}).{_open(known)}{_faint(loop, error)} What the inputs hardly show "
+                      f"of the heads may be known less well than that.{tail}", numbers)
     if cause in evidence.CAUSES:
         return Status("not_realisable", f"Not the labels of such a layer. {evidence.CAUSES[cause]} With {count}, "
                       f"{error:.2e} of their spread is left {on}.{tail}", {**numbers, "residual_floor": error})
@@ -152,7 +153,9 @@ def status(
 
 def _known(loop: Loop, best: Candidate, error: float) -> Determined | None:
     """What the inputs determine of the heads, if there is time to ask."""
-    if best.reason == "time" and not small(best):
+    if small(best):
+        loop.deadline = math.inf  # it takes less than a second
+    elif best.reason == "time":
         return None
 
     def compute() -> Stage:
@@ -191,10 +194,20 @@ def _open(known: Determined | None) -> str:
         said = [f" {len(open_heads)} heads are not determined in {about}{min(counts)} to {max(counts)} of their "
                 f"{max(known.directions)} directions by these inputs."]
     if known.more:
-        other = "other " if said else ""
-        said.append(f" Whether they determine all {other}directions is not settled: up to {known.more} of "
-                    f"{sum(known.directions)} may be open.")
+        which = "the other" if said else "all"
+        said.append(f" Whether the inputs determine {which} directions of the heads is not settled: up to "
+                    f"{known.more} of {sum(known.directions)} may be open.")
     return "".join(said)
+
+
+def _faint(loop: Loop, error: float) -> str:
+    """Token directions so small that the error could hide what the heads do with them."""
+    frame = loop.source.frame
+    assert frame is not None
+    sizes = torch.linalg.svdvals(frame.out.cpu())
+    faint = int((sizes < error * sizes[0]).sum())
+    return "" if not faint else (f" {faint} of {loop.examples.width} token directions vary so little that the "
+                                 "error may hide what the heads do with them.")
 
 
 def listed(numbers: list[int]) -> str:

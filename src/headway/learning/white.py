@@ -168,7 +168,6 @@ class FreeWhite(Products):
                 C[b, a] = C[a, b].transpose(0, 1).transpose(2, 3)
         F = F.view(m, r, -1, d, self.W.shape[2]).transpose(2, 3)
         shown = (self.inverse @ F).reshape(m * r * d, -1)
-        self.count += m * r * d
         return C.permute(0, 2, 4, 1, 3, 5).reshape(m * r * d, -1) - shown @ shown.T
 
     def _pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -196,6 +195,13 @@ def _responses(P: Tensor, X: Tensor, W: Tensor, K: Tensor) -> Tensor:
     return ((P.unsqueeze(4) * (apart @ K)).mT @ (apart @ W)).flatten(0, 1)
 
 
+def _back(A: Tensor) -> Tensor:
+    """A⁺ of every head, whose columns are orthogonal: diag(1/‖a_j‖²)Aᵀ, empty columns left out."""
+    squares = A.square().sum(1)
+    own = squares > RANK * squares.max(1, keepdim=True).values
+    return torch.where(own, 1 / squares.clamp_min(1e-300), 0.0).unsqueeze(2) * A.mT
+
+
 class ThinWhite(ThinProducts):
     """Θ_i = A_iB_iᵀ and W_i = V_iO_i, of low rank both: a change is [δΘ_i | δV_i], white.
 
@@ -209,9 +215,9 @@ class ThinWhite(ThinProducts):
         A, B, V = self.shape.A, self.shape.B, self.shape.V
         self.scores, self.handed = Scores(S, M, (A, B)), Side(T)
         self.size = S.shape[1] * M.shape[1]
-        self.solve = [torch.linalg.pinv(part, rtol=RANK) for part in (A, B)]
+        self.solve = [_back(part) for part in (A, B)]
         m, d, p = V.shape
-        Z, s, _ = torch.linalg.svd(self.O.view(m, p, -1), full_matrices=False)
+        Z, s, _ = (part.to(V) for part in torch.linalg.svd(self.O.view(m, p, -1).cpu(), full_matrices=False))
         own = (s > RANK * s[:, :1].clamp_min(1e-300)).to(s)  # of each W_i's own rank
         self.out_root = Z / s.clamp_min(1e-300).unsqueeze(1) * own.unsqueeze(1)
         self.mask = self.handed.live.unsqueeze(2) * own.unsqueeze(1)
