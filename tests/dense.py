@@ -135,3 +135,48 @@ def on_simplex(Z, y):
             if float((y - q @ Z).norm()) < best:
                 best, found = float((y - q @ Z).norm()), q
     return found, best
+
+
+def layer(X, Theta, W, offset, see=None):
+    """Σ_i softmax(X̃Θ_iXᵀ) X W_i + c with the key bias as last row of Θ_i, all at once and differentiable."""
+    queries = torch.cat([X, torch.ones_like(X[..., :1])], dim=2)
+    S = torch.einsum("nap,mpq,nbq->nmab", queries, Theta, X)
+    if see is not None:
+        S = S.masked_fill(~see.unsqueeze(1), float("-inf"))
+    return torch.einsum("nmab,nbd,mde->nae", torch.softmax(S, dim=3), X, W) + offset
+
+
+def flat_directions(X, heads, offset, see=None, valid=None):
+    """For each head the dimension of what the null space of the Jacobian moves of it: of Θ_i, and of the columns of
+    W_i away from those it has where W_i = V_iO_i is of low rank.
+
+    ``heads`` holds (Θ, W), (A, B, W) or (A, B, V, O), each with the heads first. A change of factors that leaves
+    Θ_i and W_i as they are moves nothing and is not counted.
+    """
+
+    def outputs(*values):
+        Theta = values[0] if len(heads) == 2 else values[0] @ values[1].mT
+        W = values[2] @ values[3] if len(heads) == 4 else values[len(heads) - 1]
+        Y = layer(X, Theta, W, values[-1], see)
+        return (Y if valid is None else Y * valid).flatten()
+
+    parts = (*heads, offset)
+    sizes = [part.numel() for part in parts]
+    blocks = torch.autograd.functional.jacobian(outputs, parts, vectorize=True)
+    J = torch.cat([block.reshape(len(block), -1) for block in blocks], dim=1)
+    _, s, Vh = torch.linalg.svd(J, full_matrices=J.shape[0] < J.shape[1])
+    rank = int((s > 1e-8 * s[0]).sum())
+    moved = [[] for _ in heads[0]]
+    for v in Vh[rank:]:
+        change = [piece.view_as(part) for piece, part in zip(v.split(sizes), parts, strict=True)]
+        for i, found in enumerate(moved):
+            if len(heads) == 2:
+                found.append(change[0][i].flatten())
+                continue
+            dTheta = change[0][i] @ heads[1][i].T + heads[0][i] @ change[1][i].T
+            away = torch.zeros(0, dtype=v.dtype)
+            if len(heads) == 4:
+                Q = torch.linalg.qr(heads[2][i])[0]
+                away = (change[2][i] - Q @ (Q.T @ change[2][i])) @ heads[3][i]
+            found.append(torch.cat([dTheta.flatten(), away.flatten()]))
+    return tuple(int((torch.linalg.svdvals(torch.stack(found)) > 1e-4).sum()) if found else 0 for found in moved)

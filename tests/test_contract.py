@@ -23,8 +23,9 @@ ORDER = [*(f"core.{name}" for name in (
              "shards", "convert", "sources", "match", "conditions", "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
-             "shapes", "gauss_newton", "source", "thin", "candidate", "actions", "policy", "settings", "starts",
-             "starts.moments", "starts.unmix", "starts.random", "starts.batches", "starts.descent", "polish",
+             "shapes", "gauss_newton", "source", "thin", "candidate", "white", "determined", "actions", "policy",
+             "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
+             "starts.descent", "polish",
              "prune", "refine", "baselines", "evidence", "loop", "verdict", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",

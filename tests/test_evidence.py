@@ -247,58 +247,6 @@ def test_labels_without_relation_are_seldom_said_to_belong_to_other_rows():
     assert told <= binom.ppf(0.9999, DRAWS, evidence.LEVEL)
 
 
-# -- are the heads determined? ----------------------------------------------------------------------------------
-
-
-def fitted(X, truth, **change):
-    """A source of a layer's labels, and the layer as a fit, both in working coordinates that are plain."""
-    source = source_of(hw.Examples(X, truth(X)))
-    assert source.frame.plain
-    return source, candidate(truth.Theta, truth.W / source.frame.scale, len(source.fit), **change)
-
-
-def test_equal_heads_depend_on_each_other_and_others_do_not():
-    X = normal(300, 5, 6)
-    truth = hw.AttentionLayer.random(heads=2, width=6, seed=1)
-    source, best = fitted(X, truth)
-    assert evidence.dependence(source, best, 200) > 1e-2
-    twin = hw.AttentionLayer(truth.Theta[[0, 0]], truth.W)
-    source, best = fitted(X, twin)
-    assert evidence.dependence(source, best, 200) < 1e-7
-
-
-def test_with_two_tokens_a_head_its_reflection_and_uniform_attention_depend_on_each_other():
-    X = normal(600, 2, 5)
-    one = hw.AttentionLayer.random(heads=1, width=5, seed=1)
-    Theta = torch.cat([one.Theta, -one.Theta, torch.zeros_like(one.Theta)])
-    three = hw.AttentionLayer(Theta, normal(3, 5, 5, seed=2))
-    assert evidence.dependence(*fitted(X, three), 300) < 1e-7
-    assert evidence.dependence(*fitted(X, hw.AttentionLayer(Theta[:2], three.W[:2])), 300) > 1e-2
-
-
-def test_thin_heads_depend_on_each_other_where_their_own_features_do():
-    def low(seed):
-        return normal(2, 8, 2, seed=seed) @ normal(2, 2, 8, seed=seed + 1) / 4
-
-    X = normal(300, 5, 8)
-    truth = hw.AttentionLayer(low(1), low(3))
-    assert evidence.dependence(*fitted(X, truth, rank=2, out_rank=2), 200) > 1e-2
-    twin = hw.AttentionLayer(truth.Theta[[0, 0]], truth.W[[0, 0]])
-    assert evidence.dependence(*fitted(X, twin, rank=2, out_rank=2), 200) < 1e-5
-
-
-def test_few_words_do_not_determine_the_scores():
-    truth = hw.AttentionLayer.random(heads=2, width=4, seed=0)
-    draw = torch.Generator().manual_seed(0)
-    source, best = fitted(normal(400, 3, 4), truth)
-    assert evidence.determined(source, best, draw) > 1e3 * evidence.FLAT
-    # Five words: 20 pairs of different ones, fewer than what Θ and its key bias hold.
-    found = hw.learn(hw.draw(truth, count=400, length=2, law=normal(5, 4), seed=1))
-    assert found.status.kind == "too_few"
-    curvature = next(event["least_curvature"] for event in found.trace if event["stage"] == "determined")
-    assert curvature < evidence.FLAT
-
-
 # -- which labels are wrong? ------------------------------------------------------------------------------------
 
 

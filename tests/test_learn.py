@@ -196,8 +196,8 @@ def test_inputs_that_do_not_determine_the_layer_are_not_called_recovered():
     truth = hw.AttentionLayer.random(heads=2, width=4, seed=0)
     fit = hw.learn(hw.draw(truth, count=400, length=2, law=words, seed=1))
     assert hw.match(fit.layer, truth).worst > 1e-3, "another layer that does the same on these words"
-    assert fit.status.kind == "too_few", fit.status.sentence
-    assert "do not determine" in fit.status.sentence
+    assert fit.status.kind == "fitted", fit.status.sentence
+    assert "Heads 1 and 2 are not determined in 1 of their 20 directions" in fit.status.sentence
 
 
 def test_repeated_sequences_count_once():

@@ -12,7 +12,7 @@ import headway as hw
 from headway.core import attention
 from headway.core.layer import AttentionLayer
 from headway.learning import polish
-from headway.learning.evidence import condition
+from headway.learning.determined import condition
 from headway.learning.gauss_newton import _Products, gauss_newton
 from headway.learning.loop import Loop
 from headway.learning.shapes import Span

@@ -1,5 +1,4 @@
-"""What a fit leaves, and what it rests on: does the residual depend on the inputs, are the heads determined, which
-labels are wrong?
+"""What a fit leaves: does the residual depend on the inputs, which labels are wrong?
 
 **Probes.** A probe asks whether the residuals r have a relation of one kind to the inputs: features φ of the
 inputs and coefficients B are taken from one half of the sequences, and on the other half
@@ -26,12 +25,9 @@ from torch import Tensor
 
 from headway.core import attention
 from headway.learning.candidate import Candidate
-from headway.learning.gauss_newton import least_curvature
-from headway.learning.shapes import Full
 from headway.learning.source import CHECKED, Source, far_out, spaced
 from headway.learning.starts import moments
-from headway.learning.thin import Thin, ThinModel
-from headway.linalg.projected import Rows, evaluate
+from headway.linalg.projected import Rows
 
 MOVED = ("attention, from the row", "attention, reversed")  # probes for labels away from their tokens
 LEVEL = 0.01  # chance that pure noise is said to depend on the inputs
@@ -46,7 +42,6 @@ CURVED = 128  # random features of a probe for anything nonlinear
 SHARP = 256  # features at most of a probe for other rules of the scores
 MOST = 0.1  # part of the squared error that those which stand out must carry
 CLOSE = 1e-4  # residual below which float64 is needed to look at what is left
-FLAT = 1e-9  # curvature, relative, below which a direction of Θ is not determined
 
 CAUSES = {  # what labels that are no layer's may be, and what to do about it
     "token": "They are a linear function of the token in the same row: no attention shows in them.",
@@ -339,55 +334,6 @@ def _unreached(pairs: Tensor, weights: Tensor, generator: torch.Generator, shuff
         if float((pairs * turned).sum()) >= given:
             return False
     return True
-
-
-# -- are the heads determined? ------------------------------------------------------------------------------
-
-
-def dependence(source: Source, best: Candidate, sequences: int) -> float:
-    """Least over largest singular value of the features [P_1X | … | P_mX | 1]: where it is nothing, the W_i are not
-    unique.
-
-    Equal heads do that; so do, with two tokens, a head, its reflection and uniform attention.
-    """
-    m = best.heads
-    if best.rank is not None and best.out_rank is not None:
-        # Of thin heads the features are P_iXV_i, with V_i orthonormal.
-        model = ThinModel(source.problem(spaced(source.fit, best.sequences), m, torch.float64))
-        return condition(model.evaluate(Thin.of(best.Theta, best.W, best.rank, best.out_rank)).factor)
-    count = min(sequences, len(source.fit))
-    if source.examples.take([0]).padding is None:
-        count = min(count, math.ceil(6 * (m * source.d + 1) / source.examples.length))
-    return condition(evaluate(source.problem(spaced(source.fit, count), m, torch.float64), best.Theta).factor)
-
-
-def determined(source: Source, best: Candidate, generator: torch.Generator) -> float:
-    """The least curvature of the fit in Θ, relative: where it is nothing (below FLAT), other Θ do as well.
-
-    Of thin factors it is not formed: a change of factors that leaves Θ as it is would show as flat. There as many
-    different tokens as twice the width are taken as enough.
-    """
-    if best.out_rank is not None or best.rank is not None:
-        sample = source.examples.take(spaced(source.fit, min(len(source.fit), 512)))
-        tokens = np.ascontiguousarray(sample.X.double().cpu().numpy()).reshape(-1, sample.width)
-        different = len(np.unique(tokens.view(np.dtype((np.void, tokens.dtype.itemsize * sample.width)))))
-        return math.inf if different > 2 * source.d else 0.0
-    problem = source.problem(spaced(source.fit, min(best.sequences, len(source.fit))), best.heads, torch.float64)
-    point = evaluate(problem, best.Theta)
-    return least_curvature(problem, point, Full(best.Theta), generator)
-
-
-def condition(L: Tensor) -> float:
-    """Smallest over largest singular value of a Cholesky factor, by power and inverse iteration where it is large:
-    the Rayleigh quotients are off by a few per cent, and orders of magnitude are asked for."""
-    if len(L) <= 512:
-        s = torch.linalg.svdvals(L)
-        return float(s[-1] / s[0])
-    v = torch.randn(len(L), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(L)
-    w = v
-    for _ in range(8):
-        v, w = torch.linalg.qr(L @ (L.T @ v))[0], torch.linalg.qr(torch.cholesky_solve(w, L))[0]
-    return float((L.T @ w).norm(dim=0).min() / (L.T @ v).norm(dim=0).max())
 
 
 # -- which labels are wrong? --------------------------------------------------------------------------------

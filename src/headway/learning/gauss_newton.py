@@ -128,23 +128,6 @@ def _stretched(operator: Operator, metric: Metric, v: Tensor) -> Callable[[Tenso
     return lambda g: metric.solve(g) + gain * (v * g).sum(heads, keepdim=True) * v
 
 
-def least_curvature(problem: Problem, point: Point, shape: Shape, generator: torch.Generator) -> float:
-    """The smallest eigenvalue of Jᵀ(I − Π)J relative to D: zero where the rows leave a direction of Θ free.
-
-    Two steps of inverse iteration, each a solve with a shift of 1e-10 and of few products: where nothing is free
-    they suffice, and what is free grows by ten orders.
-    """
-    operator = _Products(problem, point, shape, torch.float64)
-    metric = operator.metric(generator)
-    v = torch.randn(shape.value.shape, generator=generator, dtype=torch.float64).to(shape.value)
-    for _ in range(2):
-        g = metric.apply(v)
-        v, _ = conjugate_gradients(lambda x: operator.curvature(x) + 1e-10 * metric.apply(x), metric.solve, g, 1e-4,
-                                   min(2 * v.numel(), 100))
-        v = v / v.norm()
-    return float((v * operator.curvature(v)).sum()) / max(float((v * metric.apply(v)).sum()), 1e-300)
-
-
 def gauss_newton(
     model: Model,
     shape: Any,

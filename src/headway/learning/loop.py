@@ -23,6 +23,7 @@ from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.learning import actions, evidence
 from headway.learning.candidate import Candidate, Pool, Seen
+from headway.learning.determined import dependence
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.policy import End, Facts, Rules, plan
 from headway.learning.polish import floor_of, polish
@@ -192,8 +193,8 @@ class Loop:
             case actions.Place():
                 return self._place(action)
             case actions.Spare():
-                return evidence.dependence(self.source, self.pool.named(action.base),
-                                           self._rows(action.base)) < action.tolerance
+                return dependence(self.source, self.pool.named(action.base),
+                                  self._rows(action.base)) < action.tolerance
             case actions.SetAside():
                 return self._set_aside(action)
 

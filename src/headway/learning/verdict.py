@@ -2,9 +2,9 @@
 
 The judge set is read here, once. What may be said:
 
-recovered       its error is at the floor of the arithmetic, and the inputs determine the heads
-fitted          its error is small, though not at that floor
-too_few         the sequences do not determine the heads
+recovered       its error is at the floor of the arithmetic, and the inputs determine every direction of the heads
+fitted          its error is small, or at that floor and some directions of the heads are open
+too_few         the sequences do not determine the heads: too few to count, or most of a head is open
 limit           time or iterations ran out first
 not_realisable  a probe finds that what is left depends on the inputs (evidence.py), or it outweighs what is
                 explained, or nothing was learned
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from headway.core.convert import key_groups, ranks
 from headway.core.counting import Size
@@ -27,15 +28,20 @@ from headway.core.results import Fit, Status
 from headway.core.sources import Answers
 from headway.learning import evidence
 from headway.learning.candidate import Candidate
+from headway.learning.determined import Determined, dependence, determined, small
+from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.loop import Loop
 from headway.learning.polish import FITTED
 from headway.learning.source import CHECKED
+from headway.runs.store import Stage
 
 TIMES = 4  # as many sequences are asked for where those given were learned by heart
 NOTHING = 0.9  # error of a fit that has learned nothing
 DOMINATES = 0.5  # part of the labels' variance above which what is left outweighs what is explained
 SAFE = 3  # times the counting floor of sequences that are enough
 APART = 3.0  # times the noise estimated from the fitted rows: an error above is no noise
+OPEN = 0.5  # part of a head's directions that may be open in a fit that is offered
+GROUPS = 3  # of heads, each with a sentence of its own
 
 
 def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> Fit:
@@ -56,6 +62,8 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
         # Read off a rough estimate; now they can be counted.
         exact = ranks(layer, max(1e-9, 1e3 * error))
         best = replace(best, rank=exact[0], out_rank=exact[1])
+    shown = replace(best, Theta=plain.augmented, W=plain.W, offset=plain.offset)
+    known = _known(loop, shown, error) if error <= max(loop.floor, FITTED) else None
     size = replace(loop.size, rank=best.rank, out_rank=best.out_rank)
     free = max(best.equations - size.unknowns(best.heads), 1)
     noise = best.residual * math.sqrt(best.equations / free)
@@ -74,7 +82,12 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
     if isinstance(loop.examples, Answers):
         stats["asked"] = loop.asked_more
     on = f"on {len(judge)} sequences kept for the judgement"
-    found = status(loop, best, layer.heads, error, on, structured, noise, size, len(named), cause)
+    found = status(loop, best, layer.heads, error, on, structured, noise, size, len(named), cause, known)
+    if found.kind == "noise" and small(shown):
+        known = _known(loop, shown, error)
+        found = replace(found, sentence=found.sentence + (_open(known) if known is not None else ""))
+    stats["undetermined"] = None if known is None else list(known.flat)
+    stats["perhaps_undetermined"] = None if known is None else known.more
     stats["seconds"] = time.perf_counter() - loop.begun
     return Fit(layer, found, stats, tuple(loop.trace))
 
@@ -93,20 +106,23 @@ def _outliers(loop: Loop, best: Candidate) -> np.ndarray:
 
 def status(
     loop: Loop, best: Candidate, heads: int, error: float, on: str, structured: bool, noise: float, size: Size,
-    outliers: int, cause: str,
+    outliers: int, cause: str, known: Determined | None,
 ) -> Status:
     """What may be said of ``error``, measured ``on`` sequences nobody used."""
     count, source, floor = heads_of(heads), loop.source, loop.floor
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(heads)}
     tail = _tail(loop, outliers)
     if error <= floor:
-        spare = evidence.dependence(source, best, loop.facts.rows_for(best.heads)) < FITTED
-        if spare or not _determined(loop, best):
+        spare = dependence(source, best, loop.facts.rows_for(best.heads)) < FITTED
+        if spare or (known is not None and _largely_open(known)):
             return Status("too_few", f"The examples are met exactly by {count}, but do not determine them: "
-                          "other attention matrices do the same on these inputs. Draw more varied ones." + tail,
+                          f"other heads do the same on these inputs.{_open(known)} Draw more varied ones.{tail}",
                           numbers)
-        return Status("recovered", f"Recovered to the floor of the arithmetic: {count}, relative error "
-                      f"{error:.1e} {on}.{tail}", numbers)
+        if known is not None and known.everything:
+            return Status("recovered", f"Recovered to the floor of the arithmetic: {count}, relative error "
+                          f"{error:.1e} {on}.{tail}", numbers)
+        return Status("fitted", f"Fitted to the floor of the arithmetic: {count}, relative error {error:.1e} "
+                      f"{on}.{_open(known)}{tail}", numbers)
     n, least = source.parts.distinct, size.floor(best.heads)
     # Fitted and judged sequences are of one kind: where others are missed by far more, these were learned by heart.
     by_heart = error > APART * noise and best.sequences >= n and (n < SAFE * least or error > 1)
@@ -118,8 +134,8 @@ def status(
                       f"needed.{tail}", {**numbers, "needed": float(need)})
     if error <= FITTED:
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
-                      f"arithmetic ({floor:.0e}). What the inputs hardly show of the heads may be known less well "
-                      f"than that.{tail}", numbers)
+                      f"arithmetic ({floor:.0e}).{_open(known)}{_faint(loop, error)} What the inputs hardly show "
+                      f"of the heads may be known less well than that.{tail}", numbers)
     if cause == "by heart":
         need = TIMES * len(loop.examples)
         return Status("too_few", f"Too few examples to find the heads: {n} different sequences are learned by "
@@ -155,14 +171,69 @@ def status(
                   f"inputs (level {evidence.LEVEL:.0%}).{tail}", {**numbers, "noise": noise})
 
 
-def _determined(loop: Loop, best: Candidate) -> bool:
-    def compute() -> Any:
-        return {}, {"least_curvature": evidence.determined(loop.source, best, loop.generator("determined"))}
+def _known(loop: Loop, best: Candidate, error: float) -> Determined | None:
+    """What the inputs determine of the heads, if there is time to ask."""
+    if small(best):
+        loop.deadline = math.inf  # it takes less than a second
+    elif best.reason == "time":
+        return None
 
-    if best.out_rank is not None or isinstance(loop.asked.rank, int):
-        return evidence.determined(loop.source, best, loop.generator("determined")) > evidence.FLAT
-    _, info = loop.stage("determined", compute, best.heads)
-    return bool(info["least_curvature"] > evidence.FLAT)
+    def compute() -> Stage:
+        found = determined(loop.source, best, loop.generator("determined"), error <= loop.floor, loop.pulse)
+        return {}, {**asdict(found), "flat": list(found.flat), "directions": list(found.directions)}
+
+    try:
+        _, info = loop.stage("determined", compute, best.heads)
+    except OutOfTimeError:
+        return None
+    of = {field.name: info[field.name] for field in fields(Determined)}
+    return Determined(**{**of, "flat": tuple(of["flat"]), "directions": tuple(of["directions"])})
+
+
+def _largely_open(known: Determined) -> bool:
+    return any(flat > OPEN * of for flat, of in zip(known.flat, known.directions, strict=True))
+
+
+def _open(known: Determined | None) -> str:
+    """Which heads the inputs leave open, and in how many directions."""
+    if known is None:
+        return " Whether the inputs determine every direction of the heads was not asked: time ran out."
+    groups: dict[tuple[int, int], list[int]] = {}
+    for head, (flat, of) in enumerate(zip(known.flat, known.directions, strict=True), 1):
+        if flat:
+            groups.setdefault((flat, of), []).append(head)
+    about, said = "" if known.exact else "about ", []
+    for (flat, of), heads in groups.items():
+        which = f"Head {heads[0]} is" if len(heads) == 1 else f"Heads {listed(heads)} are"
+        of_them = f"any of {'its' if len(heads) == 1 else 'their'} {of} directions" if flat == of else (
+            f"{about}{flat} of {'its' if len(heads) == 1 else 'their'} {of} directions"
+            + (" each" if len(heads) > 1 else ""))
+        said.append(f" {which} not determined in {of_them} by these inputs.")
+    if len(said) > GROUPS:
+        open_heads, counts = [head for heads in groups.values() for head in heads], [flat for flat, _ in groups]
+        said = [f" {len(open_heads)} heads are not determined in {about}{min(counts)} to {max(counts)} of their "
+                f"{max(known.directions)} directions by these inputs."]
+    if known.more:
+        which = "the other" if said else "all"
+        said.append(f" Whether the inputs determine {which} directions of the heads is not settled: up to "
+                    f"{known.more} of {sum(known.directions)} may be open.")
+    return "".join(said)
+
+
+def _faint(loop: Loop, error: float) -> str:
+    """Token directions so small that the error could hide what the heads do with them."""
+    frame = loop.source.frame
+    assert frame is not None
+    sizes = torch.linalg.svdvals(frame.out.cpu())
+    faint = int((sizes < error * sizes[0]).sum())
+    return "" if not faint else (f" {faint} of {loop.examples.width} token directions vary so little that the "
+                                 "error may hide what the heads do with them.")
+
+
+def listed(numbers: list[int]) -> str:
+    """1, 2 and 5."""
+    words = [str(n) for n in numbers]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _tail(loop: Loop, outliers: int) -> str:
