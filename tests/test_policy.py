@@ -515,6 +515,7 @@ RULES = {  # field: another value, facts, world. In each the way must differ.
     "unmixed": (1, facts(heads=2), World(left=(0.3,), structured=False)),
     "same": (2.0, facts(method="starts", heads=2), UNLIKE),
     "tries": (3, facts(), UNLIKE),
+    "search_limit": (10, facts(method="starts", heads=2), UNLIKE),
     "search_starts": (3, facts(128, method="starts", heads=9, n=10**5), UNLIKE),
     "search_size": (50, facts(method="starts", heads=2), UNLIKE),
     "met": (0.3, facts(), World(left=(0.2,))),
