@@ -38,9 +38,11 @@ from headway.linalg.projected import Problem
 STEPS = 2  # of Gauss–Newton between two looks at what may go
 TRIAL = 4  # at most, to see whether a cut is given back
 INNER = {torch.float32: 150, torch.float64: 500}  # products for one step, at most
+BALANCED = 300  # the same, where rows are balanced
 SLOW = 10.0  # gain of a few steps below which, once the error is small, more are not worth their time
 BATCH = 16.0  # times the loss that heads taken away together may leave before the steps that give it back
 BOLD = 400.0  # the same, when steps gain next to nothing
+HARD = 8  # times the sequences when they are too few and a head is saturated: a row says less of it than counted
 LAZY = 2.0  # gain of a few steps below which rows are weighted, or no longer, for saturated heads
 CREEPS = 1.1  # gain of a few steps below which they creep
 PATIENCE = 4  # times in a row, until no more are made
@@ -147,7 +149,8 @@ class Refinement:
     def step(self) -> str:
         """A few steps of Gauss–Newton; why they ended."""
         self.weigh()
-        found = self.solve(self.shape, STEPS, damping=self.damping, inner_limit=INNER[self.dtype])
+        inner = INNER[self.dtype] if self.model.problem is self.problem else BALANCED
+        found = self.solve(self.shape, STEPS, damping=self.damping, inner_limit=inner)
         self.shape, self.point, self.damping = found.shape, found.point, found.damping
         self.look()
         self.say(f"{len(self.shape.value)} heads of {self.shape.q}, {self.shape.V.shape[2]}; {self.count} "
@@ -159,8 +162,10 @@ class Refinement:
         if self.count >= self.most:
             return False
         before = self.count
+        hard = bool(self.saturated())
+        self.balance = self.balance or hard
         while self.count <= 1.2 * before and self.count < self.most:
-            self.times *= 2
+            self.times *= HARD if hard else 2
             wanted = self.sequences(self.shape, self.times)
             if wanted <= self.count and self.times > 10**6:
                 return False
