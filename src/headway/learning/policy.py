@@ -242,7 +242,7 @@ class _Plan:
 
     def factors_last(self) -> bool:
         """Whether descent is worth its time where the rest has failed: not for white tokens of a small width, of
-        which moments and random starts miss none (0 of 220 layers of success.py and few.py were left to it)."""
+        which moments and random starts miss none (0 of 140 layers of success.py and few.py were left to it)."""
         return not self.facts.white or self.facts.size.d >= self.rules.wide
 
     def ladder(self) -> list[Rung]:
