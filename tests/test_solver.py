@@ -15,6 +15,7 @@ from headway.learning.polish import numerical_rank
 from headway.learning.shapes import Factored, Full, Span
 from headway.learning.starts import moments
 from headway.linalg import projected
+from headway.linalg.krylov import _State, conjugate_gradients
 from headway.linalg.projected import Problem, Rows, evaluate
 
 
@@ -195,3 +196,41 @@ def test_the_counting_floor():
     assert Size(d=8, e=8, k=4, mask="causal").floor(1) > Size(d=8, e=8, k=4).floor(1)
     assert wide.most_heads(wide.floor(3)) >= 3
     assert wide.most_heads(1) == 0
+
+
+# -- conjugate gradients ----------------------------------------------------------------------------------------
+
+
+def definite(n, seed):
+    M = normal(n, n, seed=seed)
+    return M @ M.T + 0.1 * torch.eye(n, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_conjugate_gradients_solve_and_count_their_products(seed):
+    A, g = definite(20, seed), normal(20, seed=seed + 10)
+    D = A.diagonal()
+    asked = []
+    v, made = conjugate_gradients(lambda x: A @ x, lambda x: x / D, g, 1e-10, 100, lambda: asked.append(1))
+    assert_close(v, torch.linalg.solve(A, g), rtol=1e-7, atol=1e-8)
+    assert made == len(asked) <= 40
+
+
+def test_an_iteration_past_the_end_changes_nothing():
+    """A GPU is asked only now and then whether it is done."""
+    A, g = definite(8, 5), normal(8, seed=6)
+    state = _State(lambda x: A @ x, lambda x: x, g, 1e-6)
+    while bool(state.alive):
+        state.iterate()
+    end = state.v.clone()
+    for _ in range(5):
+        state.iterate()
+    assert torch.equal(state.v, end)
+    assert float((A @ end - g).norm()) < 1e-5 * float(g.norm())
+
+
+def test_conjugate_gradients_end_where_there_is_no_curvature():
+    g = normal(6, seed=7)
+    v, made = conjugate_gradients(lambda x: -x, lambda x: x, g, 1e-6, 50)
+    assert made == 1
+    assert torch.equal(v, torch.zeros(6, dtype=torch.float64))

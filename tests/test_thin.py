@@ -18,25 +18,28 @@ from headway.learning.loop import Loop
 from headway.learning.shapes import Span
 from headway.learning.starts import moments
 from headway.learning.starts.unmix import InSpan, unseen
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import Thin, ThinModel, balanced
 from headway.linalg.projected import Problem, Rows, evaluate, features_of
 
 SETTINGS = {
     "plain": {}, "causal": {"mask": "causal"}, "padded": {"padded": True}, "in two pieces": {"pieces": 2},
     "no offset": {"offset": False}}
+WEIGHTED = {**SETTINGS, "weighted": {"weighted": True}, "weighted and padded": {"weighted": True, "padded": True}}
 
 
 def normal(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def small(seed, mask="none", padded=False, pieces=1, offset=True):
+def small(seed, mask="none", padded=False, pieces=1, offset=True, weighted=False):
     X, Y = normal(12, 3, 4, seed=seed), normal(12, 3, 5, seed=seed + 1)
     padding = torch.zeros(12, 3, dtype=torch.bool)
     if padded:
         padding[::3, 2] = True
     see = attention.allowed(X, mask, padding if padded else None)
-    valid = (~padding).unsqueeze(2).double() if padded else None
+    valid = (~padding).unsqueeze(2).double() if padded or weighted else None
+    if weighted:
+        valid = valid * normal(12, 3, 1, seed=seed + 2).exp()
     chunks = []
     for part in torch.arange(12).chunk(pieces):
         cut = see if see is None or len(see) == 1 else see[part]
@@ -60,9 +63,9 @@ def dense_features(problem, Theta, V):
         problem.chunks, parts, strict=True)])
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", WEIGHTED)
 def test_thin_products_against_the_dense_jacobian(name):
-    problem = small(10, **SETTINGS[name])
+    problem = small(10, **WEIGHTED[name])
     shape = Thin.of(normal(2, 5, 4, seed=12), normal(2, 4, 5, seed=13), 2, 3)
     model = ThinModel(problem)
     point = model.evaluate(shape)
@@ -84,6 +87,26 @@ def test_thin_products_against_the_dense_jacobian(name):
     assert_close(operator.curvature(v).flatten(), A @ v.flatten(), rtol=1e-8, atol=1e-8)
     gradient = torch.einsum("nep,ne->p", J, Y - H @ best)
     assert_close(operator.gradient(point.residuals).flatten(), gradient, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_are_weighted_by_what_they_say_of_the_head_they_say_least_of(name):
+    problem = small(50, **SETTINGS[name])
+    shape = Thin.of(3 * normal(2, 5, 4, seed=52), normal(2, 4, 5, seed=53), 2, 3)
+    point = ThinModel(problem).evaluate(shape)
+    roots = torch.cat([rows.valid.reshape(-1) for rows in balanced(problem, shape, point).chunks])
+    wanted = []
+    for rows, r in zip(problem.chunks, point.residuals, strict=True):
+        P = attention.patterns(rows.X, shape.theta(), rows.see)
+        for s in range(len(rows.X)):
+            for a in range(3):
+                h = P[s, a] @ rows.X[s]
+                moved = [sum(float(P[s, a, i, b] ** 2 * ((rows.X[s, b] - h[i]) @ point.W[i]).square().sum())
+                             for b in range(3)) for i in range(2)]
+                counts = rows.valid is None or bool(rows.valid[s, a] > 0)
+                wanted.append(counts * (min(moved) + float(r[3 * s + a].square().sum())) ** -0.5)
+    weights = torch.tensor(wanted, dtype=torch.float64)
+    assert_close(roots.square(), weights / (weights.sum() / problem.rows), rtol=1e-9, atol=1e-12)
 
 
 def test_thin_gauges_are_free_and_the_metric_inverts_itself_across_them():
@@ -188,7 +211,7 @@ def test_ranks_are_counted_at_the_end(monkeypatch):
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_a_head_below_the_count_is_found_in_the_residual(monkeypatch, mask):
-    """The first count is one short, and what is left shows the head."""
+    """The first count is one short, and what is left shows the head, or a start beside the row's own token does."""
     monkeypatch.setattr(polish, "EARLY", 16)
     layer = AttentionLayer(2 * low(3, 16, 16, 3, 100), low(3, 16, 16, 4, 102), mask=mask)
     honest = Loop._span
@@ -199,7 +222,7 @@ def test_a_head_below_the_count_is_found_in_the_residual(monkeypatch, mask):
 
     monkeypatch.setattr(Loop, "_span", short)
     fit = hw.learn(hw.draw(layer, count=4000, length=8, seed=104))
-    assert any(event["stage"].startswith("grow-2-") for event in fit.trace)
+    assert any(event["stage"].startswith(("grow-2-", "alone-3")) for event in fit.trace)
     assert fit.status.kind == "recovered"
     assert hw.match(fit.layer, layer).worst < 1e-9
 
