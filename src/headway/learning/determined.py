@@ -134,19 +134,25 @@ def asked(problem: Problem, best: Candidate, generator: torch.Generator, pulse: 
 def counted(white: FreeWhite, problem: Problem) -> Determined:
     """All eigenvalues of C, and how far its flat directions reach into each head."""
     m, r, d = white.Theta.shape
-    basis = _basis(white)
-    values, vectors = torch.linalg.eigh(basis.T @ white.dense() @ basis)
-    flat = (basis @ vectors[:, values < FLAT]).T.reshape(-1, m, r * d)
+    basis, C = _basis(white), white.dense()
+    C = C if basis is None else basis.T @ C @ basis
+    values = torch.linalg.eigvalsh(C)
     rest = values[values >= FLAT]
+    flat = C.new_zeros(0, m, r * d)
+    if len(rest) < len(values):
+        vectors = torch.linalg.eigh(C)[1][:, : len(values) - len(rest)]
+        flat = (vectors if basis is None else basis @ vectors).T.reshape(-1, m, r * d)
     return _found(white, problem, _reach(flat), least=float(rest[0]) if len(rest) else 0.0)
 
 
-def _basis(white: FreeWhite) -> Tensor:
-    """Orthonormal, of the directions that count: (m·r·d, their number)."""
+def _basis(white: FreeWhite) -> Tensor | None:
+    """Orthonormal, of the directions that count, (m·r·d, their number); None if all do."""
     m, r, d = white.Theta.shape
+    live = white.scores.mask.flatten() > 0
     if white.scores.spaces is None:
-        return torch.eye(m * r * d, dtype=white.Theta.dtype, device=white.Theta.device)[
-            :, white.scores.mask.flatten() > 0]
+        if bool(live.all()):
+            return None
+        return torch.eye(m * r * d, dtype=white.Theta.dtype, device=white.Theta.device)[:, live]
     ones = torch.eye(r * d, dtype=white.Theta.dtype, device=white.Theta.device).view(r * d, 1, r, d)
     onto = torch.stack([white.project(one.expand(m, r, d)).flatten(1) for one in ones], dim=1)  # (m, r·d, r·d)
     values, vectors = torch.linalg.eigh(onto)
