@@ -130,7 +130,7 @@ def status(
         need = SAFE * least if n < SAFE * least else 2 * n
         need = math.ceil(need * len(loop.examples) / max(len(source.fit), 1))  # with those kept for the judgement
         return Status("too_few", f"Too few examples: {n} different sequences do not determine {count} "
-                      f"(error {error:.1e} {on}, fitted {best.residual:.1e}). About {need} different ones are "
+                      f"(error {error:.1e} {on}, fitted {best.residual:.1e}). At least {need} different ones are "
                       f"needed.{tail}", {**numbers, "needed": float(need)})
     if error <= FITTED:
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
