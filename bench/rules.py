@@ -13,8 +13,9 @@ time      without it at least a fifth more products and steps of descent are mad
           by and half a second more (other work on the machine sways it by half)
 
 A row that buys nothing, or costs, says so. SIZES has the constants that need no row, and why: a test keeps the two
-lists complete. Scenes and numbers were chosen on seeds 0 and 1; seed 700 is shown. Only a whole run is recorded. Every run has one thread and SECONDS of processor time: where without a rule only those statements are
-missing that are not made in time, what it buys is time.
+lists complete. Scenes and numbers were chosen on seeds 0 and 1; seed 700 is shown. Only a whole run is recorded.
+Every run has one thread and SECONDS of processor time: where without a rule only those statements are missing that
+are not made in time, what it buys is time.
 """
 
 from __future__ import annotations
