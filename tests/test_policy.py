@@ -305,7 +305,7 @@ def test_starts_that_agreed_before_are_not_made_again():
 
 def test_an_unmixed_fit_that_leaves_most_is_a_start_like_others():
     asked, _ = walk(facts(heads=2), World(unmixed=(0.8, 0.9), left=(0.3, 0.3), structured=False))
-    assert names(asked)[2:5] == ["unmix-2", "start-2-unmixed", "start-2-0"]
+    assert names(asked)[2:6] == ["unmix-2", "around-2", "start-2-unmixed", "start-2-0"]
     assert names(asked, Polish)[-2:] == ["polish-2-unmixed-0", "polish-2-unmixed-1"], "for labels that are noise"
 
 
@@ -424,6 +424,13 @@ def test_a_connection_around_the_layer_is_asked_for_as_soon_as_something_is_left
     assert (end.cause, end.best.heads) == ("around", 1)
 
 
+def test_a_connection_around_the_layer_is_asked_for_first_where_the_span_explains_little():
+    asked, end = walk(facts(), World(guess=2, unmixed=(0.8, 0.9), left=(0.2,), answers={
+        "around": lambda _, action: Seen(action.name, action.heads, 1e-6, 1e-6)}))
+    assert names(asked) == ["glance", "span", "unmix-2", "around-2", "alone-2", "start-1-0", "polish-start-1-0"]
+    assert (end.cause, end.structured) == ("around", True)
+
+
 @pytest.mark.parametrize("heads", [None, 2])
 def test_labels_that_depend_on_the_place_need_no_search(heads):
     asked, end = walk(facts(heads=heads), World(left=(0.2,), placed=True))
@@ -492,6 +499,7 @@ RULES = {  # field: another value, facts, world. In each the way must differ.
     "unmixed": (1, facts(heads=2), World(left=(0.3,), structured=False)),
     "same": (2.0, facts(method="starts", heads=2), UNLIKE),
     "tries": (3, facts(), UNLIKE),
+    "search_limit": (10, facts(method="starts", heads=2), UNLIKE),
     "search_starts": (3, facts(128, method="starts", heads=9, n=10**5), UNLIKE),
     "search_size": (50, facts(method="starts", heads=2), UNLIKE),
     "met": (0.3, facts(), World(left=(0.2,))),

@@ -49,6 +49,7 @@ class Start:
     base: str | None = None
     times: int = 1  # the usual rows
     own: bool = False  # beside a linear function of the row's own token
+    limit: int | None = None  # iterations, if fewer than were asked for
 
 
 @dataclass(frozen=True)

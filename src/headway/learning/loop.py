@@ -234,7 +234,7 @@ class Loop:
             base = None if action.base is None else self.pool.theta(action.base)
             found = random.start(
                 self.source, action.heads, self.facts.rows_for(action.heads, action.times), base=base,
-                number=action.number, rank=self.asked.rank, limit=self.asked.limit,
+                number=action.number, rank=self.asked.rank, limit=action.limit or self.asked.limit,
                 generator=self.generator(action.name), report=self.report, own=action.own)
             return {"Theta": found.Theta}, {"residual": found.residual, "unseen": found.unseen,
                                             "reason": found.reason, "products": found.products}
