@@ -117,6 +117,7 @@ TABLE: tuple[Trial, ...] = (
     Trial("Rules.tries", FAR, ("rotary, two heads at most", "normed, four heads at most")),
     Trial("Rules.search_agree", FAR, ("white, one head too few told",)),
     Trial("Rules.search_agree", 2, ("white, one head too few told",)),
+    Trial("Rules.search_limit", 1000, ("white, one head too few told",)),
     Trial("Rules.asides", 0, ("5 % wrong",)),
     Trial("Rules.around", 0, ("a connection around",)),
     Trial("Rules.met", 0.0, ("a connection around",)),
