@@ -19,9 +19,9 @@ PACK = f"bench/results/runs/{COMMIT}/pack.safetensors"
 SCRIPTS = ("bench/trained.py", "bench/adam_tuning.py", "bench/baselines.py", "bench/speed.py",
            "bench/time_to.py", "bench/rank.py", "bench/success.py", "bench/inputs.py", "bench/few.py",
            "bench/noise.py", "bench/verdicts.py", "bench/outliers.py", "bench/trial.py", "bench/gpts.py",
-           "bench/memory.py", "bench/modules.py", "bench/sculpt.py", "bench/cost.py", "bench/coverage.py",
-           "bench/certify_large.py", "bench/mixture.py", "bench/planted.py", "bench/guarantee.py",
-           "bench/selecting.py", "bench/report.py", "bench/zoo.py", "docs/figure.py")
+           "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/sculpt.py", "bench/cost.py",
+           "bench/coverage.py", "bench/certify_large.py", "bench/mixture.py", "bench/planted.py",
+           "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/zoo.py", "docs/figure.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
         "bench/real.py --device cpu --layers 5 --adam 0", "bench/time_to.py --device cuda --layers 3",
         f"bench/text.py --prepare {PACK}", f"bench/text.py {PACK}")

@@ -92,14 +92,14 @@ class Trained:
         return [z.double() for z in kept]
 
 
-def gpt(seed: int, steps: int, draw: torch.Generator) -> Trained:
-    """Width 64, 4 heads, causal."""
-    return _trained(seed, steps, draw, repeat, (64, 4, VOCABULARY, LENGTH, VOCABULARY, "causal"))
+def gpt(seed: int, steps: int, draw: torch.Generator, width: int = 64) -> Trained:
+    """4 heads, causal."""
+    return _trained(seed, steps, draw, repeat, (width, 4, VOCABULARY, LENGTH, VOCABULARY, "causal"))
 
 
-def encoder(seed: int, steps: int, draw: torch.Generator) -> Trained:
-    """Width 32, 4 heads, no mask."""
-    return _trained(seed, steps, draw, order, (32, 4, LETTERS, SHORT, SHORT, "none"))
+def encoder(seed: int, steps: int, draw: torch.Generator, width: int = 32) -> Trained:
+    """4 heads, no mask."""
+    return _trained(seed, steps, draw, order, (width, 4, LETTERS, SHORT, SHORT, "none"))
 
 
 def _trained(

@@ -92,3 +92,26 @@ def trial() -> str:
         cells = (row["case"], row["sentence"], "yes" if row["ok"] else "no", f"{row['seconds']:.1f}", verdict)
         lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def rules() -> str:
+    """docs/rules.md: every rule, what stood in its place, and what that did."""
+    if not kept("rules"):
+        return "Not measured yet (`bench/rules.py`)."
+    r = Record("rules")
+    idle = r.summary["rules that buy nothing"] or "none"
+    lines = [prose(f"{r.summary['rules that buy something']} of {r.summary['rules with a row']} rules buy "
+                   f"something: {r.summary['buy truth']} truth, {r.summary['buy error']} a smaller error, "
+                   f"{r.summary['buy time']} time. Nothing was seen of: {idle} ({r.command}, measured at "
+                   f"{r.commit})."), "",
+             "| rule | what it is | value | instead | examples | buys | with it | without it |",
+             "|---|---|---|---|---|---|---|---|"]
+    for row in r.rows:
+        sides = [f"{row['true' + side]} true ({row['said' + side]}); heads {row['heads' + side]}; error "
+                 f"{math.nan if row['error' + side] is None else row['error' + side]:.0e}; "
+                 f"{row['seconds' + side]:.1f} s; {row['products' + side]:,} products"
+                 for side in ("", " without")]
+        cells = (f"`{row['rule']}`", *(row[name] for name in ("what it is", "value", "instead", "scene", "buys")),
+                 *sides)
+        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)

@@ -35,6 +35,7 @@ SMALL = {  # constants of the script, for a run of seconds
     "verdicts": {"LAST": 300, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
     "outliers": {"LAST": 300, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
     "trial": {"SHOWN": ("1e150", "shard", "pure noise"), "SECONDS": 10.0},
+    "rules": {"LAST": 700, "TABLE": [("Rules.asides", 0, ["5 % wrong"]), ("refine.BATCH", 1.0, ["white"])]},
     "gpts": {"LAST": 100, "NETS": {"encoder": 5}, "COUNT": 300, "FRESH": 50, "SECONDS": 2.0},
     "sculpt": {"CASES": {"m1-d8-k2": (1, 8, 2, 20_000, 1, 1)}},
     "cost": {"SEEDS": (200,), "HEADS": range(1, 2)},
@@ -60,7 +61,7 @@ SAID = {  # sentences of README and docs that are made from what the script reco
     "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
-    "gpts": ["statements.gpts"]}
+    "rules": ["statements.rules"], "gpts": ["statements.gpts"]}
 
 
 @pytest.fixture
@@ -124,6 +125,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
     "outliers": {"outliers": lambda s, r: len(r) == 1 and r[0]["outliers"] == 3 and 0 <= r[0]["share named"] <= 1},
     "trial": {"trial": lambda s, r: every(r, true=True) and [row["item"] for row in r] == [3, 6, 8]
               and r[0]["said"] == "refused" and s["crashes"] == 0},
+    "rules": {"rules": lambda s, r: [row["buys"] for row in r] == ["truth", "nothing"]
+              and s["rules that buy nothing"] == "refine.BATCH" and s["buy truth"] == 1},
     "gpts": {"gpts": lambda s, r: [(row["layer"], row["inputs"]) for row in r] == [
         (0, "task"), (0, "random"), (1, "task"), (1, "random")] and positive(
             *(row["error on other sequences"] for row in r))},
@@ -174,7 +177,7 @@ def test_a_benchmark_runs_in_small(name, bench, capsys):
 
 def test_every_benchmark_is_among_them():
     others = {"common", "stopwatch", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements",
-              "judged", "labels", "nets"}
+              "judged", "labels", "nets", "scenes", "workers"}
     scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
     assert set(EXPECTED) == set(SMALL) - {"gpu_check"}

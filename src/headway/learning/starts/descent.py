@@ -31,7 +31,12 @@ from headway.learning.thin import Thin
 RISE = 100  # steps over which the rate rises to its value
 LOOK = 100  # steps between two looks at other sequences
 STEPS = 6000  # at most
-FLAT, HELD = 10, 20  # looks without gain after which it ends; with weights held down, where errors first rise
+TARGET = 0.1  # relative error on other sequences at which a refinement is in its basin
+FALLS = 0.97  # part of the least error so far that a look must find at most, or it has not fallen
+BY_HEART = 0.7  # part of the error on others below which the error on a batch says that rows are learned by heart
+HEART_WAITS, WAITS = 5, 10  # looks without a lesser error until it ends, where rows are learned by heart and else
+HELD = 20  # the same where weights are held down: errors first rise
+ENDS = 3  # looks at least while the rate is lowered to zero
 WIDE = 128  # width from which the rate is lower and a batch larger
 SMALL = 32  # width up to which projections of full rank cost little
 ROWS = {"cuda": 16_384, "cpu": 2_048}  # of a batch
@@ -112,7 +117,7 @@ class Descended:
 def descend(
     fit: Table, select: Table, begin: Factors, *, generator: torch.Generator, rate: float = 2e-3,
     decay: float = 0.0,
-    limit: int = 20_000, target: float = 0.1, rows: int | None = None, feed: Feed | None = None,
+    limit: int = 20_000, target: float = TARGET, rows: int | None = None, feed: Feed | None = None,
     report: Callable[[float], None] | None = None,
 ) -> Descended:
     """Adam on random batches of ``fit`` until the relative error on ``select`` is below ``target`` or no longer
@@ -150,17 +155,17 @@ def descend(
                 break
             if ending:
                 continue
-            if error < 0.97 * best:
+            if error < FALLS * best:
                 best, best_at = error, done
             if error < target:
                 reason = "target"
-            elif batches.again and batch < 0.7 * error and done - best_at >= max(5 * LOOK, done // 3):
+            elif batches.again and batch < BY_HEART * error and done - best_at >= max(HEART_WAITS * LOOK, done // 3):
                 reason = "by heart"
-            elif done - best_at >= max((HELD if decay else FLAT) * LOOK, done // 2):
+            elif done - best_at >= max((HELD if decay else WAITS) * LOOK, done // 2):
                 reason = "flat"
             else:
                 continue
-            ending, begun_at = max(3 * LOOK, done // 2 // LOOK * LOOK), done
+            ending, begun_at = max(ENDS * LOOK, done // 2 // LOOK * LOOK), done
     except OutOfTimeError:
         reason = "time"
     error = math.sqrt(select.error(_model, step.values) / spread)
