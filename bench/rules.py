@@ -90,6 +90,8 @@ TABLE: tuple[Trial, ...] = (
     Trial("Rules.promising", 0.0, ("words, d = 26, rank 4",)),
     Trial("Rules.promising", 1e9, ("noise alone by factors",)),
     Trial("Rules.hold", 0.0, ("white by factors, few",)),
+    Trial("Rules.hold_hard", 0.0, ("white by factors, few",)),
+    Trial("Rules.crammed", 0.0, ("white by factors, few", "low rank by factors")),
     Trial("Rules.small", 0, ("words, d = 28",)),
     Trial("Rules.head_size", 4, ("low rank by factors", "words, d = 28")),
     Trial("Rules.student_heads", 1, ("encoder, layer 1", "white by factors")),
@@ -139,6 +141,7 @@ TABLE: tuple[Trial, ...] = (
     Trial("starts.descent.HEART_WAITS", 1000, ("white by factors, few",)),
     Trial("starts.descent.WAITS", 1, ("white by factors",)),
     Trial("starts.descent.WAITS", 1000, ("noise alone by factors",)),
+    Trial("starts.descent.HELD", 1, ("white by factors, few",)),
     Trial("starts.descent.ENDS", 0, ("words by factors",)),
     # refinement
     Trial("refine.STEPS", 20, ("encoder, layer 1", "words by factors")),
@@ -151,9 +154,12 @@ TABLE: tuple[Trial, ...] = (
     Trial("refine.BOLD", 0.0, ("many spare heads", "noise of 10 % by factors")),
     Trial("refine.CREEPS", OFF, ("encoder, layer 1", "noise of 10 % by factors")),
     Trial("refine.PATIENCE", 1000, ("encoder, layer 1", "noise of 10 % by factors")),
-    Trial("refine.SATURATED", 0.0, ("a peaked head by factors", "words by factors, peaked")),
-    Trial("refine.SOFTER", 0.999, ("a peaked head by factors",)),
-    Trial("refine.GIVEN", 1.0, ("a peaked head by factors",)),
+    Trial("refine.SATURATED", 0.0, ("a peaked head by factors", "a head that looks back")),
+    Trial("refine.SOFTER", 0.999, ("a peaked head by factors", "a head that looks back")),
+    Trial("refine.GIVEN", 1.0, ("a peaked head by factors", "a head that looks back")),
+    Trial("refine.HARD", 2, ("a head that looks back", "words by factors, peaked")),
+    Trial("refine.LAZY", OFF, ("a head that looks back", "words by factors, peaked")),
+    Trial("refine.BALANCED", 20, ("a head that looks back", "words by factors, peaked")),
     Trial("refine.FREE", 0.0, ("many spare heads", "noise of 10 % by factors")),
     Trial("refine.NARROW", 0.0, ("low rank by factors", "words by factors")),
     Trial("refine.CLOSE", 0.0, ("low rank by factors", "white by factors")),
@@ -162,8 +168,8 @@ TABLE: tuple[Trial, ...] = (
     Trial("refine.AGAIN", 0.0, ("noise of 10 % by factors",)),
     Trial("refine.ROWS", 1, ("white by factors", "low rank by factors")),
     Trial("refine.FEWEST", 1, ("a peaked head by factors", "words by factors, peaked")),
-    Trial("thin.PRICE", 0.0, ("a peaked head by factors", "encoder, layer 1")),
-    Trial("thin.LIFT", 1e-12, ("encoder, layer 1", "a peaked head by factors")),
+    Trial("thin.PRICE", 0.0, ("a head that looks back", "encoder, layer 1")),
+    Trial("thin.LIFT", 1e-12, ("encoder, layer 1", "a head that looks back")),
     Trial("prune.TRIED", 0, ("many spare heads", "white by factors")),
     Trial("gauss_newton.NEAR", 0.0, ("white", "white by factors")),
     Trial("polish.STEP", 1e9, ("wide, low rank",)),
@@ -178,7 +184,11 @@ TABLE: tuple[Trial, ...] = (
     Trial("evidence.MOST", 1.0, ("5 % wrong",)),
     Trial("evidence.MOST", 0.0, ("noise of many sizes",)),
     Trial("evidence.CLOSE", 0.0, ("noise of 1e-7",)),
-    Trial("evidence.FLAT", 0.0, ("a template", "white, one head too many told")),
+    Trial("determined.FLAT", 0.0, ("a template", "white, one head too many told")),
+    Trial("determined.FLAT", 1e-3, ("words", "white, peaked")),
+    Trial("determined.PRODUCTS", 5, ("many spare heads", "low rank by factors")),
+    Trial("white.EMPTY", 1e-300, ("a template",)),
+    Trial("verdict.OPEN", 0.0, ("a template",)),
     Trial("source.STANDS_OUT", 100.0, ("5 % wrong",)),
     Trial("source.STANDS_OUT", 1.0, ("noise of many sizes",)),
     Trial("source.LARGE", 1e9, ("2 % wrong",)),
@@ -206,6 +216,15 @@ SIZES: dict[str, str] = {
     "source.MOST": "how the examples are divided",
     "polish.KEPT": MEMORY, "source.CHUNK": MEMORY, "source.ROWS": MEMORY, "starts.moments.KEEP": MEMORY,
     "polish.FLOORS": "what exact means in the labels' precision: a definition",
+    "gauss_newton.SMALL": "decides how a GPU is given its work",
+    "determined.LEVEL": "a level that is stated", "determined.MISSED": "follows from the level",
+    "determined.PART": "what counts as part of a head: a definition", "determined.DENSE": MEMORY,
+    "determined.WORK": "how much work an exact count may be", "determined.VECTORS": SAMPLE,
+    "determined.APART": "when vectors count as different: a definition", "determined.ENOUGH": SAMPLE,
+    "determined.MORE": SAMPLE, "white.FAINT": "the rounding of float64", "white.PIECE": MEMORY,
+    "white.RANK": "what counts to a rank: a definition", "verdict.GROUPS": "how long a sentence may be",
+    "verdict.TIMES": "a number in an advice", "starts.batches.PIECE": MEMORY, "starts.batches.AHEAD": MEMORY,
+    "starts.batches.MET": "how fast files are read beside a GPU",
     "gauss_newton.ROUGH": "decides the precision of products on a GPU alone",
     "Rules.head_part": "begins at width 192, beyond examples of seconds",
     "Rules.search_starts": "begins where the heads are 1,000 wide together, beyond examples of seconds",
@@ -217,7 +236,6 @@ SIZES: dict[str, str] = {
     "starts.descent.WIDE": "begins at width 128, beyond examples of seconds",
     "starts.moments.WIDE": "begins at 512 regressors, beyond examples of seconds",
     "starts.unmix.WIDE": "begins at width 128, beyond examples of seconds",
-    "starts.unmix.ENOUGH": "used by nothing: Rules.enough took its place",
 }
 
 
@@ -338,13 +356,13 @@ def remembered(scene: str, seed: int, rule: str | None) -> Iterator[list[float]]
         return
     plain = loop.descended
 
-    def once(source: Source, *words: Any) -> Descended:
+    def once(source: Source, *words: Any, **named: Any) -> Descended:
         key = (scene, seed, len(source.fit), *words[:4])  # heads, sizes, decay: the draw is named after them
         if key in DESCENTS:
             saved.append(DESCENTS[key][1])
             return DESCENTS[key][0]
         begun = time.process_time()
-        found = plain(source, *words)
+        found = plain(source, *words, **named)
         if found.reason != "time":
             DESCENTS[key] = found, time.process_time() - begun
         return found
@@ -352,7 +370,6 @@ def remembered(scene: str, seed: int, rule: str | None) -> Iterator[list[float]]
     with contextlib.ExitStack() as undo:
         _set(undo, loop, "descended", once)
         yield saved
-
 
 
 @dataclass(frozen=True)
@@ -378,6 +395,8 @@ def run(scene: str, seed: int, rule: str | None, instead: Any) -> dict[str, Any]
         undo.enter_context(changed(rule, instead))
         saved = undo.enter_context(remembered(scene, seed, rule))
         said = judged.ask(case, **{"seconds": SECONDS, **one.options})
+    if said.kind == "crash":
+        raise RuntimeError(f"{scene}, seed {seed}, {rule} = {instead}: {said.sentence}")
     seconds, fit = time.process_time() - begun + sum(saved), said.fit
     work = 0 if fit is None else fit.stats["products"] + sum(event.get("steps", 0) for event in fit.trace)
     row = asdict(Found(said.kind, not judged.judge(said, case, one.true), None if fit is None else fit.layer.heads,

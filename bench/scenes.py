@@ -119,6 +119,22 @@ def words(
     return make
 
 
+def looking_back(seed: int) -> Case:
+    """Words with positions, and three heads of size 8 of which the first looks at the token before (the first token
+    at itself), all but exactly."""
+    draw, k, d = drawn(seed), 8, 20
+    places, table = 1.5 * labels.normal(draw, k, d), labels.normal(draw, 60, d)
+    space = torch.linalg.svd(places)[2][:k]
+    table = table - 0.8 * (table @ space.T) @ space
+    X = table[torch.randint(0, 60, (600 + FRESH, k), generator=draw)] + places
+    layer = hw.AttentionLayer.random(3, d, scale=3.0, rank=8, seed=seed)
+    W = labels.normal(draw, 3, d, 8) @ labels.normal(draw, 3, 8, d) / d
+    seen = torch.linalg.pinv(places - places.mean(0))
+    Theta = layer.Theta.clone()
+    Theta[0] = 10 * (seen[:, 1:] @ seen[:, :-1].T + seen[:, :1] @ seen[:, :1].T)
+    return shown(hw.AttentionLayer(Theta, W), X)
+
+
 TRAINING = {"encoder": 300, "gpt": 800}  # steps
 
 
@@ -236,6 +252,7 @@ SCENES: dict[str, Scene] = {
     "eight heads, rank told": Scene(
         white(8, 16, 8, 800, rank=2, out_rank=2), FITTED, {"method": "factors", "rank": 2}),
     "a peaked head by factors": Scene(white(4, 12, 8, 500, peaked=10.0), FITTED, {"method": "factors"}),
+    "a head that looks back": Scene(looking_back, AS_GOOD_AS_EXACT, {"method": "factors", "rank": 8}),
     "a template": Scene(white(2, 8, 6, 600, change=template), UNDETERMINED),
     "words": Scene(words(3, 16, 1500), AS_GOOD_AS_EXACT),
     "words, peaked": Scene(words(3, 16, 600, peaked=8.0), AS_GOOD_AS_EXACT),

@@ -157,11 +157,12 @@ def descend(
                 continue
             if error < FALLS * best:
                 best, best_at = error, done
+            waited = done - best_at
             if error < target:
                 reason = "target"
-            elif batches.again and batch < BY_HEART * error and done - best_at >= max(HEART_WAITS * LOOK, done // 3):
+            elif batches.again and batch < BY_HEART * error and waited >= max(HEART_WAITS * LOOK, done // 3):
                 reason = "by heart"
-            elif done - best_at >= max((HELD if decay else WAITS) * LOOK, done // 2):
+            elif waited >= max((HELD if decay else WAITS) * LOOK, done // 2):
                 reason = "flat"
             else:
                 continue

@@ -21,7 +21,6 @@ from headway.linalg.projected import Point, Problem, Products, Rows, evaluate
 
 WIDE = 128  # width from which a start costs so much that more patience pays
 AGREE = 2  # starts that must end at the same least residual
-ENOUGH = 0.5  # relative residual at which a start is worth polishing before others are tried
 COLUMNS = 16  # combinations of the labels kept, or an eighth of them
 
 
