@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -74,6 +75,7 @@ class Refinement:
         self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
         self.others = spaced(source.select, min(len(source.select), LOOKED_AT.get(source.device.type, 64)))
         self.dtype = torch.float32
+        self.soft, self.softened = True, False  # whether scores may be made smaller, and whether some were
         self.balance = False  # whether rows are weighted for the sake of saturated heads
         self.place(shape, ROWS)
 
@@ -188,7 +190,7 @@ class Refinement:
         Where a pattern is nearer to 0 and 1 than the true one, a step has to be larger the smaller what it acts on,
         and fails; where it is farther, each step gains a factor e.
         """
-        for i in self.saturated():
+        for i in self.saturated() if self.soft else []:
             tried = [self.softer(i, SOFTER**j) for j in range(SOFTEST)]
             losses = [point.loss for _, point in tried]
             best = max(j for j in range(SOFTEST) if losses[j] <= GIVEN * min(losses))
@@ -196,6 +198,7 @@ class Refinement:
                 self.say(f"scores of head {i} times {SOFTER**best:.2f}: residual {self.residual:.1e} → "
                          f"{self.left(tried[best][1]):.1e}")
                 self.shape, self.point = tried[best]
+                self.softened = True
                 self.look()
 
     def saturated(self) -> list[int]:
@@ -303,11 +306,23 @@ def refine_factors(
     """The least-squares solution from ``shape`` on, with as few heads and columns as it takes; out of time, what
     was reached, with the reason "time"."""
     at = Refinement(source, shape, generator, report, pulse, log)
+    found = _refined(at, limit)
+    if at.softened and found.reason != "time" and found.error > FITTED:
+        # Scores made smaller may lead into another basin: once more with those that were found.
+        again = Refinement(source, shape, generator, report, pulse, log)
+        again.soft = False
+        other = _refined(again, limit)
+        if other.error < found.error:
+            found = replace(other, products=other.products + found.products)
+    return found
+
+
+def _refined(at: Refinement, limit: int) -> Candidate:
     try:
         reason = _run(at, limit)
     except OutOfTimeError:
         reason = "time"
-    point = at.point
+    point, source = at.point, at.source
     assert point.offset is not None
     held = source.error(source.select, point.Theta, point.W, point.offset)
     return Candidate(point.Theta.double(), point.W.double(), point.offset.double(), at.residual, held, reason,
