@@ -160,6 +160,7 @@ class _Plan:
         self.times = 1  # the usual rows of a solve; more once rows were learned by heart
         self.moments = False  # whether there is a span
         self.rounds = 0  # of setting aside
+        self.deep: Seen | None = None  # what descent found after moments had failed
         self.looked: set[str] = set()  # fits that were asked which sequences they miss by far
         self.asked = False  # for a cause of what is left
         self.beside = 0  # heads tried beside a linear function of the row's own token
@@ -186,7 +187,8 @@ class _Plan:
     def once(self) -> Steps[End]:
         facts, rules = self.facts, self.rules
         self.times, self.moments, self.beside, self.rough, self.looked = 1, False, 0, {}, set()
-        self.asked = self.crammed = False
+        self.asked = self.crammed = self.descended = False
+        self.deep = None
         if not facts.size.most_heads(facts.n):
             # Not even one head is determined: any fit will do to show it, and it is not worth a long one.
             return End((yield from self.restart(1, range(1), limit=rules.hopeless)), False)
@@ -218,11 +220,11 @@ class _Plan:
             return End(some, True, "around")
         if cause:
             return End(best, True, cause)
-        if facts.method == "auto" and not first and best.error > rules.fitted and left and self.factors_last():
-            more = yield from self.factors()
-            if more is not None and more.error < rules.halved * best.error:
-                best = more
-                left = more.error > rules.fitted and (yield Probe("left-factors", more.name))
+        if best.error > rules.fitted and left and self.factors_last():
+            self.deep = yield from self.factors()
+        if left and self.deep is not None and self.deep.error < rules.halved * best.error:
+            best = self.deep
+            left = best.error > rules.fitted and (yield Probe("left-factors", best.name))
         if best.error > facts.floor and best.out_rank is None and best.sequences < facts.everything:
             best = yield Polish("final", best.name, everything=True)
             left = left or (yield Probe("left-final", best.name))
@@ -243,7 +245,8 @@ class _Plan:
     def factors_last(self) -> bool:
         """Whether descent is worth its time where the rest has failed: not for white tokens of a small width, of
         which moments and random starts miss none (0 of 140 layers of success.py and few.py were left to it)."""
-        return not self.facts.white or self.facts.size.d >= self.rules.wide
+        untried = self.facts.method == "auto" and not self.descended
+        return untried and (not self.facts.white or self.facts.size.d >= self.rules.wide)
 
     def ladder(self) -> list[Rung]:
         """Students in the order they are tried: more heads than there should be, of a size that trained heads
@@ -265,6 +268,7 @@ class _Plan:
 
     def factors(self) -> Steps[Seen | None]:
         """The best fit of the ladder; where no rung came near, None, or the nearest if there is no other start."""
+        self.descended = True
         best: Seen | None = None
         nearest: Seen | None = None
         for rung in self.ladder():
@@ -500,6 +504,11 @@ class _Plan:
                 if best is not asked:
                     tried = best.heads
                     continue
+            if structured and facts.size.d >= rules.wide and self.factors_last():
+                # What moments miss of a wide layer, random starts seldom find.
+                self.deep = yield from self.factors()
+                if self.deep is not None and self.deep.error <= rules.fitted:
+                    return self.deep, False, ""
             tried += 1
             # Few rows show little of what is left: look further before calling it noise.
             sure = self.moments and facts.n >= rules.unsure * facts.size.floor(tried)
