@@ -11,6 +11,7 @@ from typing import Any
 
 from pages import Record, kept, listed, of, prose, span, upto
 
+LEARNED = 1e-6  # error on other sequences of a layer that counts as learned
 Row = tuple[str, str, Record]
 
 
@@ -25,20 +26,39 @@ def rows() -> list[Row]:
          "gpts"),
     )
     found = [(what, said(), Record(name)) for what, said, name in wanted if kept(name)]
-    encoder = "layers of a sentence encoder (12 heads, width 384) from {}; nothing told, one H200"
-    for name, words in (("text_few", "5,000 random ±1 sequences of 32"),
-                        ("text_own", "their own activations on 40,000 pieces of text (layer 0 is not learned yet)"),
-                        ("text_4000", "their own activations on 4,000 pieces")):
+    encoder = "layers of a sentence encoder (12 heads, width 384) from {}, one H200"
+    for name, words in (
+        ("text_few", "5,000 random ±1 sequences of 32; nothing told"),
+        ("text_told", "2,000 random ±1 sequences of 32; told 12 heads of size 32"),
+        ("text_own", "their own activations on 40,000 pieces of text; nothing told"),
+        ("text_4000", "their own activations on 4,000 pieces; nothing told"),
+        ("text_4000_rest", "the same, the other layers"),
+    ):
         if kept(name):
             found.append((encoder.format(words), text(name), Record(name)))
     return found
 
 
 def text(name: str) -> str:
+    """The layers that were learned, and those that were not."""
     r = Record(name)
-    layers = listed(sorted(r.column("layer")))
-    return (f"layers {layers}: 12 heads found in {of(n == 12 for n in r.column('heads found'))}, error on other "
-            f"sequences at most {upto(r.column('error on other sequences'))}, {span(r.column('seconds'), '.0f')} s")
+    parts = []
+    good = [row for row in r.rows if row["heads found"] == 12 and row["error on other sequences"] < LEARNED]
+    if good:
+        heads = [row["worst head error"] for row in good if "worst head error" in row]
+        parts.append(f"{_layers(good)}: 12 heads found, " + (
+            f"each within {upto(heads)}" if heads else
+            f"error on other sequences at most {upto(row['error on other sequences'] for row in good)}")
+            + f", {span([row['seconds'] for row in good], '.0f')} s")
+    for row in r.rows:
+        if row not in good:
+            parts.append(f"not learned: {_layers([row])} ({row['heads found']} heads, error "
+                         f"{upto([row['error on other sequences']])} after {row['seconds']:.0f} s)")
+    return "; ".join(parts)
+
+
+def _layers(rows: list[dict[str, Any]]) -> str:
+    return ("layers " if len(rows) > 1 else "layer ") + listed(sorted(row["layer"] for row in rows))
 
 
 def verdicts() -> str:
