@@ -24,8 +24,9 @@ ORDER = [*(f"core.{name}" for name in (
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "thin", "candidate", "actions", "policy", "settings", "starts",
-             "starts.moments", "starts.unmix", "starts.random", "starts.batches", "starts.descent", "polish",
-             "prune", "refine", "baselines", "evidence", "loop", "verdict", "learn")), "learning",
+             "starts.moments", "starts.unmix", "starts.random", "starts.batches", "starts.descent", "ranks",
+             "ladder", "polish", "prune", "refine", "baselines", "evidence", "loop", "verdict", "learn")),
+         "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",

@@ -26,8 +26,8 @@ from headway.core.results import Fit, Status
 from headway.core.sources import Answers
 from headway.learning import evidence
 from headway.learning.candidate import Candidate
+from headway.learning.ladder import FITTED
 from headway.learning.loop import Loop
-from headway.learning.polish import FITTED
 from headway.learning.source import CHECKED
 
 NOTHING = 0.9  # error of a fit that has learned nothing
