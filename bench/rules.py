@@ -64,8 +64,8 @@ class Trial(NamedTuple):
     scenes: tuple[str, ...]
 
 
-def _inner(times: float) -> dict[torch.dtype, int]:
-    return {dtype: round(times * most) for dtype, most in refine.INNER.items()}
+def _inner(times: float) -> tuple[int, ...]:
+    return tuple(round(times * most) for most in refine.INNER)
 
 
 OFF, FAR = 1e-9, 10**9  # as good as never and always
@@ -149,11 +149,11 @@ TABLE: tuple[Trial, ...] = (
     Trial("refine.TRIAL", 12, ("white by factors",)),
     Trial("refine.INNER", _inner(10), ("encoder, layer 1",)),
     Trial("refine.INNER", _inner(0.13), ("encoder, layer 1",)),
-    Trial("refine.SLOW", 1.0, ("encoder, layer 1",)),
+    Trial("ladder.SLOW", 1.0, ("encoder, layer 1",)),
     Trial("refine.BATCH", 1.0, ("many spare heads",)),
     Trial("refine.BOLD", 0.0, ("many spare heads", "noise of 10 % by factors")),
-    Trial("refine.CREEPS", OFF, ("encoder, layer 1", "noise of 10 % by factors")),
-    Trial("refine.PATIENCE", 1000, ("encoder, layer 1", "noise of 10 % by factors")),
+    Trial("ladder.CREEPS", OFF, ("encoder, layer 1", "noise of 10 % by factors")),
+    Trial("ladder.PATIENCE", 1000, ("encoder, layer 1", "noise of 10 % by factors")),
     Trial("refine.SATURATED", 0.0, ("a peaked head by factors", "a head that looks back")),
     Trial("refine.SOFTER", 0.999, ("a peaked head by factors", "a head that looks back")),
     Trial("refine.GIVEN", 1.0, ("a peaked head by factors", "a head that looks back")),
@@ -161,22 +161,32 @@ TABLE: tuple[Trial, ...] = (
     Trial("refine.LAZY", OFF, ("a head that looks back", "words by factors, peaked")),
     Trial("refine.BALANCED", 20, ("a head that looks back", "words by factors, peaked")),
     Trial("refine.FREE", 0.0, ("many spare heads", "noise of 10 % by factors")),
-    Trial("refine.NARROW", 0.0, ("low rank by factors", "words by factors")),
-    Trial("refine.CLOSE", 0.0, ("low rank by factors", "white by factors")),
-    Trial("refine.NEARLY", 0.0, ("encoder, layer 1", "gpt, layer 0", "noise of 1e-4 by factors")),
+    Trial("ranks.NARROW", 0.0, ("low rank by factors", "words by factors")),
+    Trial("ladder.CLOSE", 0.0, ("low rank by factors", "white by factors")),
+    Trial("ladder.NEARLY", 0.0, ("encoder, layer 1", "gpt, layer 0", "noise of 1e-4 by factors")),
     Trial("refine.AGAIN", 1e9, ("many spare heads", "encoder, layer 1")),
     Trial("refine.AGAIN", 0.0, ("noise of 10 % by factors",)),
-    Trial("refine.ROWS", 1, ("white by factors", "low rank by factors")),
-    Trial("refine.FEWEST", 1, ("a peaked head by factors", "words by factors, peaked")),
+    Trial("ladder.ROWS", 1, ("white by factors", "low rank by factors")),
+    Trial("ladder.FEWEST", 1, ("a peaked head by factors", "words by factors, peaked")),
     Trial("thin.PRICE", 0.0, ("a head that looks back", "encoder, layer 1")),
     Trial("thin.LIFT", 1e-12, ("encoder, layer 1", "a head that looks back")),
     Trial("prune.TRIED", 0, ("many spare heads", "white by factors")),
+    Trial("ladder.DISAGREE", FAR, ("a peaked head by factors", "words by factors, peaked")),
+    Trial("ladder.SETTLED", FAR, ("white, three times the floor", "white, peaked, few")),
+    Trial("ladder.GROW", 2, ("white, peaked", "wide, low rank")),
+    Trial("refine.GROW", 64, ("a peaked head by factors", "words by factors, peaked")),
+    Trial("ladder.HOPE", 1.0, ("white", "wide, low rank")),
+    Trial("ladder.CARE", 1e-4, ("white, peaked", "white, few")),
+    Trial("ladder.FORESEEN", 0.0, ("white, peaked", "white, few")),
+    Trial("ladder.AFRESH", 1e-12, ("white, peaked", "a peaked head by factors")),
+    Trial("ladder.HASTY", {"patience": 4, "least_gain": 1e-3}, ("wide, low rank", "wide, low rank, few")),
+    Trial("polish.LOOK", 0.0, ("wide, low rank", "white, d = 32")),
     Trial("gauss_newton.NEAR", 0.0, ("white", "white by factors")),
-    Trial("polish.STEP", 1e9, ("wide, low rank",)),
+    Trial("ranks.STEP", 1e9, ("wide, low rank",)),
     Trial("polish.EARLY", FAR, ("wide, low rank",)),
     # what may be said
-    Trial("polish.FITTED", 1e-13, ("words by factors",)),
-    Trial("polish.FITTED", 1e-2, ("noise of 1 %",)),
+    Trial("ladder.FITTED", 1e-13, ("words by factors",)),
+    Trial("ladder.FITTED", 1e-2, ("noise of 1 %",)),
     Trial("evidence.LEVEL", OFF, ("white, one head too few told",)),
     Trial("evidence.LEVEL", 5.0, ("noise of 1 %",)),
     Trial("evidence.TURNS", (0.0,), ("rotary, heads told", "rotary, two heads at most")),
@@ -207,15 +217,15 @@ TABLE: tuple[Trial, ...] = (
 SAMPLE, MEMORY, NAMES = "the size of a sample", "how much memory is used", "names and words, no number"
 SIZES: dict[str, str] = {
     "candidate.PARTS": NAMES, "evidence.MOVED": NAMES, "evidence.CAUSES": NAMES,
-    "settings.LEARNERS": NAMES, "source.INTEGERS": NAMES,
+    "settings.LEARNERS": NAMES, "ladder.ENDS": NAMES, "source.INTEGERS": NAMES,
     "evidence.FLIPS": SAMPLE, "evidence.ROWS": SAMPLE, "evidence.CURVED": SAMPLE, "evidence.SHARP": SAMPLE,
     "evidence.SHUFFLES": SAMPLE, "evidence.ORDERS": SAMPLE, "evidence.PAIRS": SAMPLE,
-    "refine.LOOKED_AT": SAMPLE, "source.CHECKED": SAMPLE, "source.FRAME_SEQUENCES": SAMPLE,
+    "ladder.LOOKED_AT": SAMPLE, "source.CHECKED": SAMPLE, "source.FRAME_SEQUENCES": SAMPLE,
     "starts.random.OTHERS": SAMPLE, "starts.descent.ROWS": SAMPLE,
     "source.SELECT": "how the examples are divided", "source.JUDGE": "how the examples are divided",
     "source.MOST": "how the examples are divided",
-    "polish.KEPT": MEMORY, "source.CHUNK": MEMORY, "source.ROWS": MEMORY, "starts.moments.KEEP": MEMORY,
-    "polish.FLOORS": "what exact means in the labels' precision: a definition",
+    "ladder.KEPT": MEMORY, "source.CHUNK": MEMORY, "source.ROWS": MEMORY, "starts.moments.KEEP": MEMORY,
+    "ladder.FLOORS": "what exact means in the labels' precision: a definition",
     "gauss_newton.SMALL": "decides how a GPU is given its work",
     "determined.LEVEL": "a level that is stated", "determined.MISSED": "follows from the level",
     "determined.PART": "what counts as part of a head: a definition", "determined.DENSE": MEMORY,

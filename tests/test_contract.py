@@ -25,8 +25,8 @@ ORDER = [*(f"core.{name}" for name in (
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "thin", "candidate", "white", "determined", "actions", "policy",
              "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
-             "starts.descent", "polish",
-             "prune", "refine", "baselines", "evidence", "loop", "verdict", "learn")), "learning",
+             "starts.descent", "ranks", "ladder", "polish", "prune", "refine", "baselines", "evidence", "loop",
+             "verdict", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",

@@ -14,7 +14,7 @@ from scipy.stats import binom
 import headway as hw
 from headway.learning import evidence
 from headway.learning.candidate import Candidate
-from headway.learning.polish import floor_of
+from headway.learning.ladder import floor_of
 from headway.learning.source import FEW, Source, far_out, find_frame, split
 from headway.linalg.projected import Rows
 

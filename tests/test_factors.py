@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import headway as hw
 from headway.learning.gauss_newton import OutOfTimeError
+from headway.learning.ladder import Ladder
 from headway.learning.loop import Loop
 from headway.learning.prune import (
     columns_needed,
@@ -22,7 +23,7 @@ from headway.learning.prune import (
     step_down,
     without_cost,
 )
-from headway.learning.refine import Refinement, refine_factors
+from headway.learning.refine import Cuts, moments, refine_factors
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts.batches import Table
 from headway.learning.starts.descent import descend, predict, random_factors, tables, whitened
@@ -222,14 +223,18 @@ def near_the_truth(source, layer, grown, seed=3, off=0.03):
     return Thin.joined(A, B, V)
 
 
+def ladder(source, shape):
+    return Ladder(source, shape, Cuts(), torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_scores_that_grew_too_large_are_made_smaller_and_no_others(seed):
     layer, X = with_a_hard_head(seed=seed)
     source = source_of(hw.Examples(X, layer(X)))
     shape = near_the_truth(source, layer, 3.0)
-    at = Refinement(source, shape, torch.Generator().manual_seed(0))
+    at = ladder(source, shape)
     before, loss = at.shape.theta().clone(), at.point.loss
-    at.soften()
+    at.strategy.soften(at)
     ratio = (at.shape.theta().flatten(1).norm(dim=1) / before.flatten(1).norm(dim=1)).tolist()
     assert ratio[0] < 0.6
     assert_close(torch.tensor(ratio[1:]), torch.ones(2), rtol=1e-6, atol=0)
@@ -249,8 +254,8 @@ def test_a_saturated_head_is_taken_to_the_floor_with_the_others(grown):
 def test_two_heads_of_which_one_is_saturated_are_not_thought_alike():
     layer, X = with_a_hard_head()
     source = source_of(hw.Examples(X, layer(X)))
-    at = Refinement(source, near_the_truth(source, layer, 3.0), torch.Generator().manual_seed(0))
-    cost = merge_cost(at.shape, at.moments())
+    at = ladder(source, near_the_truth(source, layer, 3.0))
+    cost = merge_cost(at.shape, moments(at))
     assert float(cost[0].min()) > 1e-2 * at.scale
 
 

@@ -37,22 +37,24 @@ def test_every_row_puts_another_number_in_the_place_and_names_scenes_there_are(r
 
 
 def test_a_rule_is_changed_wherever_it_is_held_and_put_back(rules):
-    before = loop.Rules(), source.far_out.__defaults__, refine.Refinement.fold.__defaults__, verdict.FITTED
+    before = loop.Rules(), source.far_out.__defaults__, refine.Cuts.fold.__defaults__, verdict.FITTED
     with rules.changed("Rules.near", 0.5):
         assert loop.Rules() == replace(policy.Rules(), near=0.5)
     with rules.changed("source.STANDS_OUT", 9.0):
         assert source.far_out.__defaults__ == (0.0, 9.0) and source.STANDS_OUT == 9.0
     with rules.changed("refine.BATCH", 1.0):
-        assert refine.Refinement.fold.__defaults__ == (1.0,)
+        assert refine.Cuts.fold.__defaults__ == (1.0,)
     with rules.changed("starts.descent.TARGET", 0.5):
         assert descent.descend.__kwdefaults__["target"] == 0.5
-    with rules.changed("polish.FITTED", 1e-3):
+    with rules.changed("ladder.FITTED", 1e-3):
         assert verdict.FITTED == refine.FITTED == 1e-3
+    with rules.changed("refine.STEPS", 7):
+        assert refine.Cuts().pace.stride == 7
     with rules.changed(None, None):
         pass
     assert descent.descend.__kwdefaults__["target"] == descent.TARGET
     assert before == (
-        loop.Rules(), source.far_out.__defaults__, refine.Refinement.fold.__defaults__, verdict.FITTED)
+        loop.Rules(), source.far_out.__defaults__, refine.Cuts.fold.__defaults__, verdict.FITTED)
 
 
 def test_what_a_rule_buys_is_read_off_the_runs(rules):

@@ -11,7 +11,7 @@ from headway.core import attention
 from headway.core.counting import Size
 from headway.core.layer import AttentionLayer
 from headway.learning.gauss_newton import Free, _Products, gauss_newton
-from headway.learning.polish import numerical_rank
+from headway.learning.ranks import numerical_rank
 from headway.learning.shapes import Factored, Full, Span
 from headway.learning.starts import moments
 from headway.linalg import projected

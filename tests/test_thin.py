@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import headway as hw
 from headway.core import attention
 from headway.core.layer import AttentionLayer
-from headway.learning import polish
+from headway.learning import polish, ranks
 from headway.learning.determined import condition
 from headway.learning.gauss_newton import _Products, gauss_newton
 from headway.learning.loop import Loop
@@ -167,11 +167,11 @@ def test_combinations_of_the_labels_are_fitted_where_asked():
 def test_a_rank_shows_through_noise_and_its_absence_too():
     A, B = normal(4, 60, 8, seed=60), normal(4, 60, 8, seed=61)
     rough = A @ B.mT / 8 + 0.05 * normal(4, 60, 60, seed=62)
-    assert polish.visible_rank(rough) == 8
-    assert polish.visible_rank(normal(4, 60, 60, seed=63)) is None
+    assert ranks.visible_rank(rough) == 8
+    assert ranks.visible_rank(normal(4, 60, 60, seed=63)) is None
     rough[:3] = normal(3, 60, 60, seed=64)
-    assert polish.visible_rank(rough) is None, "one head of four is no evidence"
-    assert polish.visible_rank(normal(4, 60, 1, seed=65)) is None, "one output has no rank to show"
+    assert ranks.visible_rank(rough) is None, "one head of four is no evidence"
+    assert ranks.visible_rank(normal(4, 60, 1, seed=65)) is None, "one output has no rank to show"
 
 
 def test_the_condition_of_a_large_factor_is_estimated_well():

@@ -61,6 +61,7 @@ class Solution:
     reason: str  # floor, target, converged, stalled, limit
     products: int  # Jacobian and adjoint products made
     damping: float = 1.0  # the last one, with which to go on
+    ratio: float = 0.0  # of what the last step gained to what was foreseen
 
     @property
     def residual(self) -> float:
@@ -153,7 +154,7 @@ def gauss_newton(
     eps = torch.finfo(model.dtype).eps
     point = model.evaluate(shape)
     history = [math.sqrt(point.loss / scale)]
-    products, slow, reason = 0, 0, "limit"
+    products, slow, reason, ratio = 0, 0, "limit", 0.0
     metric: Metric | None = None
     for _ in range(limit):
         operator = model.products(point, shape, inner)
@@ -227,4 +228,4 @@ def gauss_newton(
             break
         if products > budget:
             break
-    return Solution(shape, point, tuple(history), reason, products, damping)
+    return Solution(shape, point, tuple(history), reason, products, damping, ratio)

@@ -25,8 +25,9 @@ from headway.learning import actions, evidence
 from headway.learning.candidate import Candidate, Pool, Seen
 from headway.learning.determined import dependence
 from headway.learning.gauss_newton import OutOfTimeError
+from headway.learning.ladder import floor_of
 from headway.learning.policy import End, Facts, Rules, plan
-from headway.learning.polish import floor_of, polish
+from headway.learning.polish import polish
 from headway.learning.refine import refine_factors
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts import moments, random, unmix

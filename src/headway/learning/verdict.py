@@ -30,8 +30,8 @@ from headway.learning import evidence
 from headway.learning.candidate import Candidate
 from headway.learning.determined import Determined, dependence, determined, small
 from headway.learning.gauss_newton import OutOfTimeError
+from headway.learning.ladder import FITTED
 from headway.learning.loop import Loop
-from headway.learning.polish import FITTED
 from headway.learning.source import CHECKED
 from headway.runs.store import Stage
 
