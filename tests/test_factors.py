@@ -11,8 +11,9 @@ from torch.testing import assert_close
 
 import headway as hw
 from headway.learning.gauss_newton import OutOfTimeError
-from headway.learning.ladder import Ladder
+from headway.learning.ladder import CARE, GROW, HOPE, Ladder, Strategy
 from headway.learning.loop import Loop
+from headway.learning.polish import ReadRank
 from headway.learning.prune import (
     columns_needed,
     free_cuts,
@@ -23,7 +24,12 @@ from headway.learning.prune import (
     step_down,
     without_cost,
 )
+<<<<<<< HEAD
 from headway.learning.refine import Cuts, moments, refine_factors
+=======
+from headway.learning.refine import Cuts, moments, refine_factors, soften
+from headway.learning.shapes import Factored, Full
+>>>>>>> ladder
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts.batches import Table
 from headway.learning.starts.descent import descend, predict, random_factors, tables, whitened
@@ -358,3 +364,51 @@ def test_out_of_time_the_best_so_far_is_what_counts(stage, times, monkeypatch):
     assert "Out of time" in fit.status.sentence
     assert fit.stats["held_out_error"] < 1.0, "what was reached is not thrown away"
     assert not any(event["stage"].startswith("late") for event in fit.trace)
+
+
+# -- the ladder -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thin", [False, True], ids=["free", "thin"])
+def test_more_sequences_are_taken_where_others_disagree(thin):
+    """Begun on fewer sequences than there are unknowns, whatever way the heads are written."""
+    layer = low_rank(2, 8, 2, seed=4, scale=2.0)
+    X = normal(600, 5, 8, seed=5)
+    source = source_of(hw.Examples(X, layer(X)))
+    Theta = torch.cat([layer.Theta, torch.zeros(2, 1, 8, dtype=torch.float64)], 1)
+    Theta = Theta + 0.05 * Theta.square().mean().sqrt() * normal(*Theta.shape, seed=6)
+    shape = Thin.of(Theta, layer.W, 2, 2) if thin else Full(Theta)
+    strategy = Strategy() if thin else ReadRank(False)
+    at = Ladder(source, shape, strategy, torch.Generator().manual_seed(0), sequences=3)
+    assert at.count == 3
+    found = at.candidate(at.climb())
+    assert found.sequences >= 3 * GROW
+    assert found.reason == "floor"
+    assert found.error <= at.floor
+
+
+def test_a_rank_that_others_contradict_is_given_back():
+    layer = hw.AttentionLayer.random(heads=2, width=6, seed=7)
+    X = normal(600, 5, 6, seed=8)
+    source = source_of(hw.Examples(X, layer(X)))
+    Theta = torch.cat([layer.Theta, torch.zeros(2, 1, 6, dtype=torch.float64)], 1)
+    at = Ladder(source, Factored.of(Theta, 3), ReadRank(True), torch.Generator().manual_seed(0), sequences=9)
+    found = at.candidate(at.climb())
+    assert found.rank is None
+    assert found.error <= at.floor
+
+
+def test_the_first_damping_is_what_a_trial_step_shows():
+    layer = low_rank(2, 8, 2, seed=9, scale=2.0)
+    X = normal(400, 5, 8, seed=10)
+    source = source_of(hw.Examples(X, layer(X)))
+    Theta = torch.cat([layer.Theta, torch.zeros(2, 1, 8, dtype=torch.float64)], 1)
+    away = normal(*Theta.shape, seed=11)
+    dampings = []
+    for off in (1e-3, 1.0):
+        shape = Full(Theta + off * away)
+        at = Ladder(source, shape, ReadRank(False), torch.Generator().manual_seed(0), sequences=200)
+        at.begin()
+        dampings.append(at.damping)
+    assert dampings[0] < HOPE, "near: the step gains what was foreseen, and is kept"
+    assert dampings[1] >= CARE, "far: small steps"

@@ -18,7 +18,7 @@ from headway.certificates import rounding
 from headway.certificates.jacobian import Sample
 from headway.certificates.scaled import Scaled
 from headway.core.examples import Examples
-from headway.core.layer import AttentionLayer
+from headway.core.layer import AttentionLayer, alike
 from headway.core.results import Claim, Verdict
 from headway.linalg.krylov import lanczos, lanczos_error
 
@@ -38,8 +38,7 @@ def causes(layer: AttentionLayer, examples: Examples, found: Sample) -> list[str
         named.append(f"head {i + 1} is dead (‖W‖ = {float(weight[i]):.1e}): its attention matrix is free")
     for i in range(layer.heads):
         for j in range(i):
-            size = float(torch.maximum(A[i].norm(), A[j].norm()))
-            if float((A[i] - A[j]).norm()) <= 1e-6 * max(size, 1e-300):
+            if alike(A[i], A[j], 1e-6):
                 named.append(f"heads {j + 1} and {i + 1} have equal attention matrices: only the sum of their "
                              "projections is determined")
     if found.equations < found.unknowns or found.about_theta < found.theta_unknowns:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
+from headway.core.convert import ranks_of
 from headway.core.counting import Size
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
@@ -51,7 +52,7 @@ def low_ranks(layer: AttentionLayer) -> tuple[int, ...] | None:
     """The rank of every [Θ_i; u_i], if none exceeds half the width. Each its own: below the highest rank allowed
     the matrices of one rank at most have no tangent space."""
     s = torch.linalg.svdvals(layer.augmented.double())
-    found = tuple((s > 1e-6 * s[:, :1]).sum(1).tolist())
+    found = tuple(ranks_of(s).tolist())
     return found if 0 < max(found) <= layer.width // 2 else None
 
 

@@ -169,9 +169,17 @@ def _part(tensors: dict[str, Tensor], path: Any, name: str) -> Tensor:
     return tensors[name]
 
 
+SHOWN = 1e-6  # of the first singular value: those above count for the rank that people are told
+
+
+def ranks_of(values: Tensor, tolerance: float = SHOWN) -> Tensor:
+    """How many singular values (…, r), largest first, are above ``tolerance`` of the first; none of zero."""
+    return (values > tolerance * values[..., :1]).sum(-1)
+
+
 def rank_shown(values: Sequence[float]) -> int:
-    """How many singular values, largest first, are above a millionth of the first: the rank people are told."""
-    return sum(s > 1e-6 * values[0] for s in values)
+    """The rank people are told."""
+    return int(ranks_of(torch.tensor(values, dtype=torch.float64)))
 
 
 def ranks(layer: AttentionLayer, tolerance: float = 1e-9) -> tuple[int, int]:
@@ -179,7 +187,7 @@ def ranks(layer: AttentionLayer, tolerance: float = 1e-9) -> tuple[int, int]:
     found = []
     for part in (layer.augmented, layer.W):
         s = torch.linalg.svdvals(part.double().cpu())  # a GPU takes ten times as long
-        found.append(int((s > tolerance * s[:, :1].clamp_min(1e-300)).sum(1).max()))
+        found.append(int(ranks_of(s, tolerance).max()))
     return found[0], found[1]
 
 
@@ -190,7 +198,7 @@ def key_groups(layer: AttentionLayer, tolerance: float = 1e-6) -> list[list[int]
     r, _ = ranks(layer, tolerance)
     for part in layer.augmented.double().cpu():
         _, s, Vh = torch.linalg.svd(part, full_matrices=False)
-        spaces.append(Vh[: int((s > tolerance * s[0]).sum())])
+        spaces.append(Vh[: int(ranks_of(s, tolerance))])
     groups: list[list[int]] = []
     for i, V in enumerate(spaces):
         for group in groups:

@@ -127,9 +127,7 @@ class AttentionLayer:
         groups: list[list[int]] = []
         for i in range(self.heads):
             for group in groups:
-                j = group[0]
-                size = max(float(A[i].norm()), float(A[j].norm()))
-                if float((A[i] - A[j]).norm()) <= tolerance * size:
+                if alike(A[i], A[group[0]], tolerance):
                     group.append(i)
                     break
             else:
@@ -204,3 +202,8 @@ def load_layer(path: str | os.PathLike[str]) -> AttentionLayer:
         checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", sorted(tensors),
                       "a layer.safetensors written by headway")
     return AttentionLayer(**tensors, mask=meta.get("mask", "none"))
+
+
+def alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether two heads (Θ, u) are equal: ‖one − other‖ ≤ tolerance · the larger norm."""
+    return float((one - other).norm()) <= tolerance * max(float(one.norm()), float(other.norm()))

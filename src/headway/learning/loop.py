@@ -292,7 +292,7 @@ class Loop:
             everything = len(self.source.fit) if action.everything else self.facts.rows_for(m, action.times)
             found = polish(self.source, begin, everything, rank=None if action.free else self.asked.rank,
                            generator=self.generator(action.name), exact=action.everything, limit=limit,
-                           report=self.report)
+                           report=self.report, pulse=self.pulse)
             if found.reason == "limit" and limit < self.asked.limit:
                 found = replace(found, reason="stalled")  # it was not the caller's limit
             return found.stage()

@@ -70,6 +70,7 @@ def polish(
     exact: bool = False,
     limit: int = 100,
     report: Report | None = None,
+    pulse: Callable[[], None] | None = None,
 ) -> Candidate:
     """From a start near the truth to the least squares solution on ``sequences`` sequences, more if they do not
     determine it. Thin factors need fewer and begin with those, unless ``exact``.
@@ -78,14 +79,15 @@ def polish(
         thin = thin_start(source, Theta, rank)
         if thin is not None:
             at = Ladder(source, thin, Fixed(), generator, sequences=sequences if exact else None, limit=limit,
-                        report=report)
+                        report=report, pulse=pulse)
             reason = at.climb()
             if at.residual <= NEAR or source.d >= WIDE or rank != "auto":
                 return at.candidate(reason)
             # Perhaps no rank after all, and a fit without one is affordable.
     start = Theta.to(torch.float32)
     shape: Shape = Factored.of(start, rank) if isinstance(rank, int) else Full(start)
-    at = Ladder(source, shape, ReadRank(rank == "auto"), generator, sequences=sequences, limit=limit, report=report)
+    at = Ladder(source, shape, ReadRank(rank == "auto"), generator, sequences=sequences, limit=limit,
+                report=report, pulse=pulse)
     return at.candidate(at.climb())
 
 
