@@ -24,12 +24,8 @@ from headway.learning.prune import (
     step_down,
     without_cost,
 )
-<<<<<<< HEAD
 from headway.learning.refine import Cuts, moments, refine_factors
-=======
-from headway.learning.refine import Cuts, moments, refine_factors, soften
 from headway.learning.shapes import Factored, Full
->>>>>>> ladder
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts.batches import Table
 from headway.learning.starts.descent import descend, predict, random_factors, tables, whitened
