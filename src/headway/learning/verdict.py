@@ -125,7 +125,8 @@ def status(
                       f"{on}.{_open(known)}{tail}", numbers)
     n, least = source.parts.distinct, size.floor(best.heads)
     # Fitted and judged sequences are of one kind: where others are missed by far more, these were learned by heart.
-    by_heart = error > APART * noise and best.sequences >= n and (n < SAFE * least or error > 1)
+    apart = error > max(APART * noise, FITTED)
+    by_heart = apart and best.sequences >= n and (n < SAFE * least or error > 1)
     if n < least or by_heart:
         need = SAFE * least if n < SAFE * least else 2 * n
         need = math.ceil(need * len(loop.examples) / max(len(source.fit), 1))  # with those kept for the judgement
