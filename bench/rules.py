@@ -91,6 +91,7 @@ TABLE: tuple[Trial, ...] = (
     Trial("Rules.promising", 1e9, ("noise alone by factors",)),
     Trial("Rules.hold", 0.0, ("white by factors, few",)),
     Trial("Rules.hold_hard", 0.0, ("white by factors, few",)),
+    Trial("Rules.scant", 0.0, ("white by factors, few", "wide, low rank, few")),
     Trial("Rules.crammed", 0.0, ("white by factors, few", "low rank by factors")),
     Trial("Rules.small", 0, ("words, d = 28",)),
     Trial("Rules.head_size", 4, ("low rank by factors", "words, d = 28")),

@@ -58,6 +58,7 @@ class Rules:
     promising: float = 0.3  # error of a descent from which a refinement is worth its time
     hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
     hold_hard: float = 10.0  # the same, where that was not enough
+    scant: float = 20.0  # equations to an unknown of a student below which its weights are held down at once
     crammed: float = 0.9  # part of the error on others below which a descent knows its own rows better
     small: int = 32  # width up to which projections of full rank cost little
     head_size: int = 24  # least columns of a student's heads, where no rank is given
@@ -250,14 +251,17 @@ class _Plan:
 
     def ladder(self) -> list[Rung]:
         """Students in the order they are tried: more heads than there should be, of a size that trained heads
-        seldom exceed; the same with its weights held down; with projections of full rank."""
+        seldom exceed; the same with its weights held down, at once where rows are few; with projections of full
+        rank."""
         facts, rules, d, e = self.facts, self.rules, self.facts.size.d, self.facts.size.e
         columns = max(rules.head_size, 8 * math.ceil(d / (8 * rules.head_part)))
         q = min(d, facts.rank if isinstance(facts.rank, int) else columns)
         m = facts.heads or min(facts.max_heads, max(rules.student_heads, math.ceil(rules.student_width * d / q)))
         full = min(d, e)
         p = full if d <= self.rules.small else min(q, full)
-        rungs = [Rung(m, q, p, held) for held in (0.0, rules.hold, rules.hold_hard)]
+        unknowns = m * ((2 * d + 1) * q + (d + e) * p)
+        scant = facts.rows * e < rules.scant * unknowns
+        rungs = [Rung(m, q, p, held) for held in (0.0, rules.hold, rules.hold_hard)][scant:]
         return rungs if p == full else [*rungs, Rung(m, q, full, 0.0)]
 
     def no_other_start(self) -> bool:
@@ -271,9 +275,9 @@ class _Plan:
         self.descended = True
         best: Seen | None = None
         nearest: Seen | None = None
-        for rung in self.ladder():
+        for j, rung in enumerate(self.ladder()):
             # Weights are held down where a descent knows its own rows better than others, until one comes near.
-            if rung.decay and (best is not None or not self.crammed):
+            if j and rung.decay and (best is not None or not self.crammed):
                 continue
             found: Seen = yield Descend(f"descent-{rung.name}", rung)
             self.crammed = found.reason == "by heart" or found.residual < self.rules.crammed * found.error
