@@ -17,14 +17,14 @@ from headway.core.layer import AttentionLayer
 class Status:
     """How learning ended: ``kind`` for programs, ``sentence`` for people, ``numbers`` for both.
 
-    recovered       the residual on unseen examples is at the floor of the arithmetic, the heads are determined
-    fitted          it is small (1e-6 of the labels' spread, or less), though not at that floor; or it is, and the
-                    inputs leave some directions of the heads open, which are named
-    noise           it is at a level that further heads do not lower: label noise
-    not_realisable  m heads leave a residual with structure in it
-    too_few         the examples do not determine the layer
-    degenerate      a condition the method relies on does not hold, with its measured value
-    limit           a limit on iterations or time was reached first
+    - recovered: the residual on unseen examples is at the floor of the arithmetic, the heads are determined
+    - fitted: it is small (1e-6 of the labels' spread, or less), though not at that floor; or it is, and the inputs
+      leave some directions of the heads open, which are named
+    - noise: it is at a level that further heads do not lower: label noise
+    - not_realisable: m heads leave a residual with structure in it
+    - too_few: the examples do not determine the layer
+    - degenerate: a condition the method relies on does not hold, with its measured value
+    - limit: a limit on iterations or time was reached first
     """
 
     kind: str
