@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
@@ -150,7 +151,7 @@ class Batches:
         self.fed += at
 
 
-class Feed:
+class Feed(ABC):
     """Sequences one after the other, in pieces, in the coordinates of the source."""
 
     different: float  # sequences that come before any comes again
@@ -160,9 +161,9 @@ class Feed:
         self.source, self.pulse = source, pulse
         self.left: Table | None = None  # of the last piece
 
+    @abstractmethod
     def first(self, count: int) -> Table:
         """``count`` sequences to hold at first."""
-        raise NotImplementedError
 
     def give(self, most: int) -> Table | None:
         """The next sequences, ``most`` of them or fewer; None when there are no more."""
@@ -178,10 +179,11 @@ class Feed:
         self.left = whole.part(most, n) if most < n else None
         return whole.part(0, min(most, n))
 
+    @abstractmethod
     def piece(self) -> Examples | None:
-        raise NotImplementedError
+        """The next sequences as they are stored or answered; None when there are no more."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nothing goes on beside, unless a feed says so
         """End what goes on beside."""
 
 
