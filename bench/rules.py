@@ -209,6 +209,7 @@ TABLE: tuple[Trial, ...] = (
     Trial("source.FEW", 0.0, ("5 % too large",)),
     Trial("source.FEW", 1.0, ("noise of many sizes", "noise that grows")),
     Trial("source.FAR", 1e99, ("far from zero",)),
+    Trial("verdict.STALLED", 0.0, ("a peaked head by factors", "words by factors, peaked")),
     Trial("verdict.NOTHING", 2.0, ("noise alone",)),
     Trial("verdict.DOMINATES", 1e9, ("mlp, few", "rotary, heads told")),
     Trial("verdict.SAFE", 1, ("white, at the floor", "white, twice the floor")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import layer_norm
 from torch.testing import assert_close
 
 import headway as hw
+from headway.learning import loop
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.ladder import CARE, GROW, HOPE, Ladder, Strategy
 from headway.learning.loop import Loop
@@ -277,6 +279,22 @@ def test_a_refinement_finds_count_and_size():
     found = refine_factors(source, whitened(start.factors, source.frame), generator=draw)
     assert (len(found.Theta), found.rank, found.out_rank) == (2, 4, 4)
     assert found.error < 1e-12
+
+
+def test_a_close_fit_that_stalled_is_not_called_no_layer(monkeypatch):
+    """A refinement that creeps beside a saturated head has found nothing out about the labels."""
+    honest = loop.refine_factors
+
+    def stalled(*given, **settings):
+        return replace(honest(*given, **{**settings, "limit": 2}), reason="stalled")
+
+    monkeypatch.setattr(loop, "refine_factors", stalled)
+    layer = low_rank(2, 8, 2, seed=2, scale=4.0)
+    X = uneven(300, 6, 8, seed=2)
+    fit = hw.learn(hw.Examples(X, layer(X)), method="factors", seconds=60)
+    assert 1e-6 < fit.stats["held_out_error"] < 0.05
+    assert fit.status.kind == "limit"
+    assert fit.status.sentence.startswith("Stalled with")
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -24,7 +24,7 @@ class Status:
     - not_realisable: m heads leave a residual with structure in it
     - too_few: the examples do not determine the layer
     - degenerate: a condition the method relies on does not hold, with its measured value
-    - limit: a limit on iterations or time was reached first
+    - limit: a limit on iterations or time was reached first, or a close fit stalled
     """
 
     kind: str

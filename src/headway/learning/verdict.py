@@ -39,6 +39,7 @@ TIMES = 4  # as many sequences are asked for where those given were learned by h
 NOTHING = 0.9  # error of a fit that has learned nothing
 DOMINATES = 0.5  # part of the labels' variance above which what is left outweighs what is explained
 SAFE = 3  # times the counting floor of sequences that are enough
+STALLED = 0.05  # error of a fit in factors below which one that stalled may still be near a layer
 APART = 3.0  # times the noise estimated from the fitted rows: an error above is no noise
 OPEN = 0.5  # part of a head's directions that may be open in a fit that is offered
 GROUPS = 3  # of heads, each with a sentence of its own
@@ -154,6 +155,11 @@ def status(
     if best.reason == "limit":
         return Status("limit", f"Stopped at the limit of {loop.asked.limit} iterations with {count}: error "
                       f"{error:.1e} {on}, still falling. Raise limit.{tail}", numbers)
+    if structured and best.reason == "stalled" and best.out_rank is not None and error < STALLED:
+        # So close a fit in factors may lack a few more steps, as beside a saturated head: who knows.
+        return Status("limit", f"Stalled with {count}: error {error:.1e} {on}, and what is left depends on the "
+                      "inputs. It is not the output of such a layer, or the search did not find its way: another "
+                      f"seed or more varied examples may help.{tail}", numbers)
     if structured or error > APART * noise:
         why = "it depends on the inputs" if structured else f"that is far more than the {noise:.2e} of fitted ones"
         return Status("not_realisable", f"Not realisable with {count}: {error:.2e} of the labels' spread is left "
