@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Linear = Callable[[Tensor], Tensor]
+from headway.linalg.krylov import Linear
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from torch import Tensor
 from headway.core import attention
 from headway.core.devices import normal
 from headway.learning.gauss_newton import LeastSquares
-from headway.learning.shapes import Linear, Metric, inverse, lifted
+from headway.learning.shapes import Metric, inverse, lifted
+from headway.linalg.krylov import Linear
 from headway.linalg.projected import Problem, Rows, cholesky
 
 PRICE = 0.03  # part of the loss that a change of all scores by one costs in a step

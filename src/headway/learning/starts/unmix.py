@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
+from headway.core.devices import normal
 from headway.learning.gauss_newton import LeastSquares, Operator, gauss_newton
 from headway.learning.shapes import Metric, Span, gram_metric
 from headway.linalg.projected import Point, Problem, Products, Rows, evaluate
@@ -88,7 +89,7 @@ class _SpanProducts(Products):
         D = 0.0 * self.Theta.unsqueeze(2) * self.Theta.unsqueeze(1)
         for i, rows in enumerate(self.problem.chunks):
             assert isinstance(rows, SpanRows) and rows.basis is not None
-            omega = torch.randn(rows.Y.shape, generator=generator, dtype=torch.float32).to(rows.Y)
+            omega = normal(rows.Y, generator)
             if rows.valid is not None:
                 omega = omega * rows.valid
             gS = attention.score_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
