@@ -1,5 +1,6 @@
 """Slow, obvious twins of the fast paths: plain loops over sequences, heads, queries and keys, in float64."""
 
+import cmath
 import itertools
 
 import torch
@@ -180,3 +181,133 @@ def flat_directions(X, heads, offset, see=None, valid=None):
                 away = (change[2][i] - Q @ (Q.T @ change[2][i])) @ heads[3][i]
             found.append(torch.cat([dTheta.flatten(), away.flatten()]))
     return tuple(int((torch.linalg.svdvals(torch.stack(found)) > 1e-4).sum()) if found else 0 for found in moved)
+
+
+# Forms of scores, one number at a time. Every number may be complex, so that derivatives come from a step along i.
+
+
+def t5_bucket(delta, buckets, both, far):
+    """T5's bucket of Δ = b − a in whole numbers: ⌊log(r/e)/log(far/e)·s⌋ ≥ t says r^s e^t ≥ far^t e^s."""
+    side = buckets // 2 if both else buckets
+    start = side if both and delta > 0 else 0
+    away = abs(delta) if both else max(-delta, 0)
+    exact = side // 2
+    if away < exact:
+        return start + away
+    steps, t = side - exact, 0
+    while t + 1 < steps and away**steps * exact ** (t + 1) >= far ** (t + 1) * exact**steps:
+        t += 1
+    return start + exact + t
+
+
+def clipped_bucket(delta, buckets, both):
+    if both:
+        reach = (buckets - 1) // 2
+        return max(-reach, min(reach, delta)) + reach
+    return max(0, min(buckets - 1, -delta))
+
+
+def seen(a, b, sight):
+    """Whether key b is in sight of query a, padding aside."""
+    if not sight.causal:
+        return sight.window is None or abs(a - b) < sight.window
+    return (b <= a or b < sight.prefix) and (sight.window is None or a - b < sight.window)
+
+
+def turned(x, position, rotary):
+    """x with every plane turned, as complex numbers: (x_one + i x_two)·exp(iθ) where x is real."""
+    x = list(x)
+    count = rotary.turned or (len(x) if rotary.frequencies is None else 2 * len(rotary.frequencies))
+    for j in range(count // 2):
+        one, two = (j, j + count // 2) if rotary.layout == "half" else (2 * j, 2 * j + 1)
+        if rotary.frequencies is None:
+            angle = position * rotary.base ** (-2 * j / count)
+        elif rotary.frequencies.ndim == 1:
+            angle = position * float(rotary.frequencies[j])
+        else:
+            angle = sum(float(w) * float(p) for w, p in zip(rotary.frequencies[j], position, strict=True))
+        c, s = cmath.cos(angle).real, cmath.sin(angle).real
+        x[one], x[two] = c * x[one] - s * x[two], s * x[one] + c * x[two]
+    return x
+
+
+def rows(x, A):
+    """Aᵀ[x; 1] as a list of numbers; A has one row more than x has entries."""
+    return [sum(x[r] * A[r][j] for r in range(len(x))) + A[len(x)][j] for j in range(len(A[0]))]
+
+
+def root_mean_square(x, gain, eps):
+    size = (sum(v * v for v in x) / len(x) + eps) ** 0.5
+    return [g * v / size for g, v in zip(gain, x, strict=True)]
+
+
+def formed(X, Z, t, form, padding=None, key_padding=None, positions=None, key_positions=None):
+    """F(X, Z) and patterns of a form, (n, k, e) and (n, m, k, l), by loops over queries, keys, heads and planes.
+
+    t: the layer's tensors by name; form: its parts, of which only settings are read.
+    """
+    cross, Z = Z is not None, X if Z is None else Z
+    t = {name: value.tolist() for name, value in t.items()}
+    m, g = len(t["query"]), len(t["key"])
+    vectors = form.rotary is not None and form.rotary.frequencies is not None and form.rotary.frequencies.ndim == 2
+
+    def place(given, s, a):
+        if given is None:
+            return a
+        each = given.ndim == (3 if vectors else 2)
+        found = given[s][a] if each else given[a]
+        return found.tolist() if vectors else float(found)
+
+    Y, P = [], []
+    for s, (queries, keys) in enumerate(zip(X.tolist(), Z.tolist(), strict=True)):
+        hidden = [False] * len(keys)
+        if not cross and padding is not None:
+            hidden = padding[s].tolist()
+        if cross and key_padding is not None:
+            hidden = key_padding[s].tolist()
+        outputs = [list(t["offset"]) if "offset" in t else [0.0] * len(t["out"][0][0]) for _ in queries]
+        patterns = []
+        for i in range(m):
+            j = i // (m // g)
+            grid = []
+            for a, x in enumerate(queries):
+                q = rows(x, t["query"][i])
+                here = place(positions, s, a)
+                weights, values = [], []
+                for b, z in enumerate(keys):
+                    there = place(key_positions if cross else positions, s, b)
+                    k = rows(z, t["key"][j])
+                    left, right = q, k
+                    if form.normed is not None:
+                        left = root_mean_square(left, t["norm_query"], form.normed.eps)
+                        right = root_mean_square(right, t["norm_key"], form.normed.eps)
+                    if form.rotary is not None:
+                        left, right = turned(left, here, form.rotary), turned(right, there, form.rotary)
+                    score = sum(u * v for u, v in zip(left, right, strict=True))
+                    if "slope" in t:
+                        score = score + t["slope"][i] * (there - here)
+                    if "offsets" in t:
+                        count, delta = len(t["offsets"][i]), round(there - here)
+                        table = form.offsets
+                        bucket = (t5_bucket(delta, count, table.both, table.far) if table.kind == "t5"
+                                  else clipped_bucket(delta, count, table.both))
+                        score = score + t["offsets"][i][bucket]
+                    if form.cap is not None:
+                        score = form.cap.value * cmath.tanh(score / form.cap.value)
+                    filled = not cross and padding is not None and bool(padding[s][a])
+                    visible = (seen(a, b, form.sight) and not hidden[b]) or (filled and a == b)
+                    weights.append(cmath.exp(score) if visible else 0.0)
+                    values.append(rows(z, t["value"][j]))
+                total = sum(weights) + (cmath.exp(t["sink"][i]) if "sink" in t else 0.0)
+                grid.append([w / total for w in weights])
+                head = [sum(p * v[c] for p, v in zip(grid[-1], values, strict=True)) for c in range(len(values[0]))]
+                if "gate" in t:
+                    gates = rows(x, t["gate"][i])
+                    head = [h / (1 + cmath.exp(-u)) for h, u in zip(head, gates, strict=True)]
+                for e in range(len(outputs[a])):
+                    outputs[a][e] = outputs[a][e] + sum(h * t["out"][i][c][e] for c, h in enumerate(head))
+            patterns.append(grid)
+        Y.append(outputs)
+        P.append(patterns)
+    return torch.tensor(Y, dtype=torch.complex128), torch.tensor(P, dtype=torch.complex128)
+

@@ -46,10 +46,13 @@ def allowed(X: Tensor, mask: str, padding: Tensor | None) -> Tensor | None:
     see = torch.ones(1, k, k, dtype=torch.bool, device=X.device)
     if mask == "causal":
         see = see.tril()
-    if padding is not None:
-        itself = torch.eye(k, dtype=torch.bool, device=X.device)
-        see = (see & ~padding.unsqueeze(1)) | (itself & padding.unsqueeze(2))
-    return see
+    return see if padding is None else unfilled(see, padding)
+
+
+def unfilled(see: Tensor, padding: Tensor) -> Tensor:
+    """``see`` (1 or n, k, k) without filled keys; a filled query sees itself."""
+    itself = torch.eye(see.shape[1], dtype=torch.bool, device=see.device)
+    return (see & ~padding.unsqueeze(1)) | (itself & padding.unsqueeze(2))
 
 
 def patterns(X: Tensor, Theta: Tensor, see: Tensor | None = None) -> Tensor:

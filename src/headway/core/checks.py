@@ -147,6 +147,12 @@ def choice(name: str, value: Any, options: Sequence[str]) -> str:
     return str(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        refuse(name, "True or False", repr(value), f"{name}=True")
+    return value
+
+
 def device(name: str, value: torch.device | str | None, hint: str) -> None:
     """Refuse a device that is none, or that this machine does not have."""
     try:

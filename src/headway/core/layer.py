@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,12 @@ from torch import Tensor
 from headway.core import attention, checks
 from headway.core.files import read_tensors, write_tensors
 
+if TYPE_CHECKING:
+    from headway.core.factored import FactoredLayer
+
 MASKS = ("none", "causal")
 KIND = "headway-layer-1"
+FACTORED = "headway-factored-1"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,17 +195,39 @@ class AttentionLayer:
         return f"AttentionLayer({self.heads} heads, width {self.width} → {self.out_width}{tail})"
 
 
-def save_layer(path: str | os.PathLike[str], layer: AttentionLayer) -> None:
-    write_tensors(Path(path), layer.tensors(), {"kind": KIND, "mask": layer.mask})
+def save_layer(path: str | os.PathLike[str], layer: AttentionLayer | FactoredLayer) -> None:
+    if isinstance(layer, AttentionLayer):
+        write_tensors(Path(path), layer.tensors(), {"kind": KIND, "mask": layer.mask})
+    else:
+        write_tensors(Path(path), *layer.stored())
 
 
-def load_layer(path: str | os.PathLike[str]) -> AttentionLayer:
+def load_layer(path: str | os.PathLike[str]) -> AttentionLayer | FactoredLayer:
+    """The layer stored there, of either kind."""
     tensors, meta = read_tensors(Path(path))
+    if meta.get("kind") == FACTORED:
+        from headway.core.factored import FactoredLayer  # made of layers, so it stands below
+
+        return FactoredLayer.restored(tensors, meta)
     unknown = set(tensors) - {"Theta", "W", "key_bias", "offset"}
     if unknown or not {"Theta", "W"} <= set(tensors):
-        checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", sorted(tensors),
-                      "a layer.safetensors written by headway")
+        more = f" and {len(tensors) - 4} others" if len(tensors) > 4 else ""
+        checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", f"{sorted(tensors)[:4]}{more}",
+                      "a layer.safetensors written by headway; layer 3 of a model's file is FILE:3 for headway "
+                      "compare, headway.from_checkpoint(FILE, 3) in Python")
     return AttentionLayer(**tensors, mask=meta.get("mask", "none"))
+
+
+def load_plain(path: str | os.PathLike[str]) -> AttentionLayer:
+    """The layer stored there, its factors multiplied out; other than plain scores are refused."""
+    layer = load_layer(path)
+    if isinstance(layer, AttentionLayer):
+        return layer
+    try:
+        return layer.dense()
+    except checks.InputError:
+        return checks.refuse(str(path), "a layer of plain scores, which has one matrix a head", repr(layer),
+                             "a layer of that kind")
 
 
 def alike(one: Tensor, other: Tensor, tolerance: float) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 BASELINES = ("adam", "descent", "lbfgs")  # learners told the head count, which use all their seconds
 METHODS = ("auto", "moments", "factors", "starts", "sculpt", *BASELINES)  # of learn()
 SEARCHES = ("gauss-newton", "net")  # of method="sculpt"
+# Parts of a form, as learn --form takes them.
+FORMS = ("factors", "rotary", "slope", "table", "t5", "cap", "sink", "normed", "gated", "causal", "window")
 STARTS = ("zero", "signs", "balanced", "gaussian")  # of train()
 RULES = ("constant", "normalized", "polyak")
 SECRETS = ("parity", "rounding")  # of headway hard, with the families

@@ -44,20 +44,24 @@ class Status:
 class Fit:
     """A learned layer, how learning ended, counters, what happened stage by stage, and what was asked for."""
 
-    layer: AttentionLayer
+    layer: Any  # AttentionLayer; FactoredLayer where a form was asked for
     status: Status
     stats: Mapping[str, Any]
     trace: tuple[Mapping[str, Any], ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
-    def predict(self, X: Any, padding: Any = None) -> Tensor:
-        """What the learned layer answers to X, (n, k, d) or (k, d)."""
-        return self.layer(X, padding)
+    def predict(self, X: Any, padding: Any = None, **beside: Any) -> Tensor:
+        """What the learned layer answers to X, (n, k, d) or (k, d); a layer in factors may be given Z, key_padding,
+        positions and key_positions as well."""
+        answer: Tensor = self.layer(X, padding=padding, **beside)
+        return answer
 
     @property
     def factors(self) -> Factors | None:
         """The heads as thin factors where a low rank of Θ_i and W_i was found and used; None elsewhere."""
+        if not isinstance(self.layer, AttentionLayer):
+            return None
         rank, out_rank = self.stats.get("rank"), self.stats.get("out_rank")
         return None if rank is None or out_rank is None else factored(self.layer, rank, out_rank)
 
