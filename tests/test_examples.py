@@ -1,5 +1,6 @@
 import itertools
 import pickle
+import re
 import stat
 
 import numpy as np
@@ -10,11 +11,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+from headway.certificates import certify
 from headway.core import checks
-from headway.core.examples import BLOCK, Examples
+from headway.core.examples import BLOCK, Examples, join
+from headway.core.factored import FactoredLayer
+from headway.core.forms import Form
 from headway.core.layer import AttentionLayer, load_layer
+from headway.core.positions import Rotary
 from headway.core.shards import rebatch, write
 from headway.core.sources import draw, draw_batches
+from headway.learning import learn
 
 SAME = {"rtol": 0, "atol": 0}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -483,3 +489,187 @@ def test_a_nan_in_a_shard_is_refused_when_read(refused, shards):
     save_file({"X": X, "Y": normal(3, 4, 2)}, shards.files[1], metadata={"mask": "none"})
     with refused("examples.X", f"nan in {shards.files[1].name}, row 1 there", "token 2, feature 0"):
         Examples.open(shards.folder).take(range(3, 6))
+
+
+# Keys of other sequences, and positions
+
+
+def wide(count=10, seed=0, vectors=False, padded=True):
+    """Examples with everything a sequence may have."""
+    data = small(count, seed, padded=padded)
+    last = (2,) if vectors else ()
+    hidden = torch.zeros(count, 5, dtype=torch.bool)
+    hidden[::3, 0] = True
+    return Examples(data.X, data.Y, data.padding, "causal", keys=normal(count, 5, 6, seed=seed + 2),
+                    key_padding=hidden if padded else None, positions=normal(count, 4, *last, seed=seed + 3),
+                    key_positions=normal(count, 5, *last, seed=seed + 4))
+
+
+def assert_all_the_same(one, two):
+    assert_same(one, two)
+    assert list(one.beside()) == list(two.beside())
+    for name, value in one.beside().items():
+        assert torch.equal(two.beside()[name], value), name
+
+
+def test_examples_without_them_have_the_digest_and_hashes_they_always_had():
+    X = torch.arange(30, dtype=torch.float64).view(2, 5, 3) / 8 - 1
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    plain, padded = Examples(X, 4 * X[..., :2]), Examples(X, 4 * X[..., :2], padding, "causal")
+    assert plain.digest() == "4c17aa4f25e041093cfed17fada774f002e588d76d415f8d9a8935f6caeb1719"
+    assert padded.digest() == "658f5b0558497e46b4ae3dbcf3e1300f9a3076065252ca2eadf10aabe18d14bd"
+    assert plain.hashes().tolist() == [-3566250178734675730, 6032807358239080297]
+    assert padded.hashes().tolist() == [-3566250178734675730, 2021775079453455402]
+
+
+@pytest.mark.parametrize("vectors", [False, True], ids=["numbers", "vectors"])
+def test_what_goes_with_a_sequence_is_taken_with_it(vectors):
+    data = wide(vectors=vectors)
+    assert list(data.beside()) == ["padding", "keys", "key_padding", "positions", "key_positions"]
+    part = data.take([7, 0])
+    for name, value in data.beside().items():
+        assert torch.equal(part.beside()[name], value[[7, 0]]), name
+    assert_all_the_same(join(list(data.batches(3))), data)
+    assert data.key_width == 6 and small().key_width is None
+    assert repr(data) == "Examples(10 sequences of 4 tokens, width 3 and 6 → 2, torch.float64)"
+
+
+@pytest.mark.parametrize("vectors", [False, True], ids=["numbers", "vectors"])
+def test_shards_keep_keys_and_positions(tmp_path, vectors):
+    data = wide(vectors=vectors)
+    shards = write(tmp_path / "e", rebatch([data], [4, 6]), 2)
+    assert_all_the_same(shards.take(range(10)), data)
+    assert_all_the_same(shards.take([9, 3, 4]), data.take([9, 3, 4]))
+    assert (shards.key_width, shards.digest()) == (6, data.digest())
+    assert shards.hashes().tolist() == data.hashes().tolist()
+    assert repr(shards) == "Shards(10 sequences of 4 tokens, width 3 and 6 → 2, torch.float64)"
+
+
+def test_signs_of_keys_are_stored_as_int8(tmp_path):
+    data = Examples(normal(4, 3, 2), normal(4, 3, 2), keys=normal(4, 5, 2).sign())
+    shards = write(tmp_path / "e", [data])
+    assert shards.take([0]).keys.dtype == torch.int8
+    assert shards.digest() == data.digest()
+
+
+def test_a_digest_and_the_hashes_are_of_keys_and_positions_too():
+    data = wide()
+    parts = {name: getattr(data, name) for name in ("keys", "key_padding", "positions", "key_positions")}
+
+    def but(**change):
+        return Examples(data.X, data.Y, data.padding, data.mask, **{**parts, **change})
+
+    others = [but(keys=data.keys + 1), but(key_padding=None), but(key_padding=data.key_padding.roll(1, 1)),
+              but(positions=data.positions + 1), but(positions=None), but(key_positions=data.key_positions + 1),
+              but(key_positions=None), but(positions=None, key_positions=None)]
+    assert len({data.digest(), *(other.digest() for other in others)}) == 1 + len(others)
+    for other in others:
+        assert (other.hashes() != data.hashes()).any()
+    hidden = data.keys.clone()
+    hidden[0, 0] = 7.0
+    assert but(keys=hidden).hashes().tolist() == data.hashes().tolist(), "filling is not looked at"
+
+
+def test_positions_for_all_sequences_are_not_copied():
+    data = Examples(normal(10, 4, 3), normal(10, 4, 2), positions=[0, 2, 3, 5])
+    assert data.positions.shape == (10, 4) and data.positions.stride(0) == 0
+    assert data.take([3]).positions.tolist() == [[0.0, 2.0, 3.0, 5.0]]
+
+
+def test_joined_parts_have_what_any_of_them_has():
+    some, other = Examples(normal(2, 4, 3), normal(2, 4, 2), positions=normal(4)), small(3)
+    assert_close(join([other, some]).positions[:3], torch.arange(4.0, dtype=torch.float64).expand(3, 4), **SAME)
+    one, two = wide(4), wide(3, seed=5, padded=False)
+    assert not bool(join([one, two]).key_padding[4:].any())
+    assert_close(join([one, two]).keys[4:], two.keys, **SAME)
+
+
+def test_keys_in_some_parts_only_are_refused(refused):
+    with refused("parts", "some without"):
+        join([wide(2), small(2)])
+
+
+def test_pad_fills_keys_and_positions_up():
+    Xs, Zs = [normal(k, 3, seed=k) for k in (2, 4)], [normal(k, 6, seed=k) for k in (5, 3)]
+    data = Examples.pad(Xs, [x[:, :2] for x in Xs], keys=Zs, positions=[x[:, 0] for x in Xs],
+                        key_positions=[z[:, :2] for z in Zs])
+    assert data.padding.sum(1).tolist() == [2, 0] and data.key_padding.sum(1).tolist() == [0, 2]
+    assert_close(data.keys[1, :3], Zs[1], **SAME)
+    assert_close(data.positions[0], torch.tensor([*Xs[0][:, 0], 0, 0], dtype=torch.float64), **SAME)
+    assert data.key_positions.shape == (2, 5, 2)
+
+
+def test_a_layer_is_called_with_what_the_examples_have():
+    data = Examples(normal(3, 4, 5), normal(3, 4, 5), keys=normal(3, 6, 5), positions=normal(4),
+                    key_padding=torch.tensor([[False] * 5 + [True]] * 3))
+    known = FactoredLayer.random(2, 5, size=2, cross=True, form=Form(rotary=Rotary()))
+    Y = known(data.X, data.keys, key_padding=data.key_padding, positions=data.positions)
+    assert_close(known(data.X, **data.arguments()), Y, **SAME)
+    own = small(padded=True)
+    assert_close(layer()(own.X, **own.arguments()), layer()(own.X, own.padding), **SAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("examples.keys", {"keys": normal(3, 5, 6)}, "shape (3, 5, 6)"),
+        ("examples.keys", {"keys": normal(4, 5)}, "shape (4, 5)"),
+        ("examples.keys", {"keys": normal(4, 0, 6)}, "at least one key"),
+        ("examples.keys", {"keys": torch.full((4, 5, 6), torch.nan)}, "nan"),
+        ("examples.keys", {"key_padding": torch.zeros(4, 5, dtype=torch.bool)}, "none"),
+        ("examples.keys", {"key_positions": normal(4, 5)}, "none"),
+        ("examples.key_padding", {"keys": normal(4, 5, 6), "key_padding": torch.zeros(4, 5)}, "float32"),
+        ("examples.key_padding", {"keys": normal(4, 5, 6), "key_padding": torch.zeros(4, 3).bool()}, "(4, 3)"),
+        ("examples.key_padding", {"keys": normal(4, 5, 6), "key_padding": torch.ones(4, 5).bool()}, "filling only"),
+        ("examples.positions", {"positions": normal(3)}, "(3,)"),
+        ("examples.positions", {"positions": normal(4, 2)}, "(4, 2)"),
+        ("examples.positions", {"positions": normal(4, 2, 3)}, "(4, 2, 3)"),
+        ("examples.positions", {"positions": torch.full((4,), torch.inf)}, "inf"),
+        ("examples.key_positions", {"keys": normal(4, 5, 6), "key_positions": normal(4)}, "(4,)"),
+    ],
+)
+def test_malformed_keys_and_positions_are_refused(refused, name, change, word):
+    with refused(name, word):
+        Examples(normal(4, 4, 3), normal(4, 4, 2), **change)
+
+
+@pytest.mark.parametrize(("change", "word"), [
+    ({"keys": [normal(2, 3)]}, "one for every X"), ({"positions": [normal(2), normal(2)]}, "positions[1]"),
+    ({"key_positions": [normal(2), normal(2)]}, "one for every sequence")])
+def test_pad_refuses_keys_and_positions_of_other_lengths(change, word):
+    Xs = [normal(2, 3), normal(4, 3)]
+    with pytest.raises(checks.InputError, match=re.escape(word)):
+        Examples.pad(Xs, Xs, **change)
+
+
+@pytest.mark.parametrize(("tensors", "word"), [
+    ({"keys": normal(3, 5, 2)}, "keys with a row"), ({"positions": normal(4, 2)}, "positions with a row"),
+    ({"key_positions": normal(4, 5)}, "key_positions with a row"), ({"places": normal(4, 4)}, "places")])
+def test_shards_with_other_shapes_are_refused(refused, tmp_path, tensors, word):
+    folder = tmp_path / "e"
+    folder.mkdir()
+    path = folder / "examples-00000-of-00001.safetensors"
+    save_file({"X": normal(4, 4, 3), "Y": normal(4, 4, 2), **tensors}, path)
+    with refused(str(path), word):
+        Examples.open(folder)
+
+
+def test_positions_that_are_not_finite_are_named_when_read(refused, tmp_path):
+    folder = tmp_path / "e"
+    folder.mkdir()
+    places = normal(4, 4)
+    places[2, 1] = torch.nan
+    save_file({"X": normal(4, 4, 3), "Y": normal(4, 4, 2), "positions": places},
+              folder / "examples-00000-of-00001.safetensors")
+    with refused("examples.positions", "row 2 there", "token 1"):
+        Examples.open(folder).take([2])
+
+
+def test_learners_of_plain_scores_refuse_keys_and_positions(refused):
+    plain = small()
+    for name, change in {"keys": {"keys": normal(10, 4, 3)}, "positions": {"positions": normal(4)}}.items():
+        data = Examples(plain.X, plain.Y, **change)
+        with refused("examples", f"examples with {name}"):
+            learn(data)
+        with refused("examples", f"examples with {name}"):
+            certify(layer(), data)

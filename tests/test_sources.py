@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,28 @@ def test_draw_labels_its_inputs_with_the_layer(law, mask, seed):
     assert (len(data), data.length, data.width, data.out_width) == (20, 5, 3, 2)
     assert (data.mask, data.dtype, data.device) == (mask, torch.float64, torch.device("cpu"))
     assert_close(data.Y, truth(data.X), **EXACT)
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_draw_labels_inputs_with_a_layer_in_factors(cross):
+    form = hw.Form(rotary=hw.Rotary(), sight=hw.Sight(causal=True))
+    truth = hw.FactoredLayer.random(2, 4, out_width=3, form=form, cross=cross)
+    data = draw(truth, BLOCK + 5, 5, law="gaussian", noise=0.0)
+    assert (data.mask, data.out_width, data.key_width) == ("causal", 3, 4 if cross else None)
+    assert_close(data.Y, truth(data.X, **data.arguments()), **EXACT)
+    placed = dataclasses.replace(truth, positions=[0.0, 0.5, 3.0, 4.0, 8.0, 9.0])
+    far = draw(placed, 20, 5, law="gaussian")
+    assert far.positions[3].tolist() == [0.0, 0.5, 3.0, 4.0, 8.0]
+    assert_close(far.Y, truth(far.X, **far.arguments()), **EXACT)
+    noisy = draw(truth, 2000, 5, noise=0.1)
+    left = noisy.Y - truth(noisy.X, **noisy.arguments())
+    assert float(left.std() / noisy.Y.square().mean().sqrt()) == pytest.approx(0.1, rel=0.05)
+
+
+def test_draw_of_more_tokens_than_positions_is_refused(refused):
+    truth = hw.FactoredLayer.random(2, 4, form=hw.Form(rotary=hw.Rotary()))
+    with refused("length", "at most 3"):
+        draw(dataclasses.replace(truth, positions=[0, 1, 2]), 10, 5)
 
 
 @seeds

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
-from headway.core.examples import BLOCK, Examples, compact, join, some_columns, whole_index
+from headway.core.examples import BESIDE, BLOCK, Examples, compact, join, some_columns, whole_index
+from headway.core.factored import FactoredLayer
 from headway.core.files import open_tensors, workshop, write_tensors
 from headway.core.layer import MASKS, AttentionLayer, save_layer
 
@@ -35,9 +36,7 @@ class Shards(Examples):
         for path in self.files:
             head = _shard_head(path)
             first = first or head
-            if {k: head[k] for k in ("X", "Y", "padding", "mask")} != {
-                k: first[k] for k in ("X", "Y", "padding", "mask")
-            }:
+            if {**head, "count": 0} != {**first, "count": 0}:
                 checks.refuse(str(path), f"the shapes of {self.files[0].name}", "others",
                               "write all shards with one call of headway make")
             self._starts.append(self._starts[-1] + head["count"])
@@ -61,6 +60,10 @@ class Shards(Examples):
         return int(self._head["Y"][1])
 
     @property
+    def key_width(self) -> int | None:
+        return int(self._head["keys"][1]) if "keys" in self._head else None
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.take([0]).dtype
 
@@ -78,7 +81,7 @@ class Shards(Examples):
         at = whole_index(index, len(self))
         if not at.size:
             return self.take([0]).take([])
-        names = ["X", "Y"] + (["padding"] if self._head["padding"] else [])
+        names = [name for name in ("X", "Y", *BESIDE) if name in self._head]
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
         # Runs of near neighbours are read in one piece, BLOCK at most, and what lies between is left out again; a
         # scattered index reads one sequence at a time.
@@ -93,9 +96,10 @@ class Shards(Examples):
                 part = self._file(j).get_slice(name)[low:high]
                 parts[name].append(part if len(part) == len(run) else part[torch.from_numpy(run - run[0])])
         whole = {name: torch.cat(pieces) for name, pieces in parts.items()}
-        padding = whole["padding"].bool() if "padding" in whole else None
+        for name in {"padding", "key_padding"} & set(whole):
+            whole[name] = whole[name].bool()
         try:
-            return Examples(whole["X"], whole["Y"], padding, self.mask)
+            return Examples(**whole, mask=self.mask)
         except checks.InputError:
             self._name_what_is_not_finite()
             raise
@@ -104,26 +108,28 @@ class Shards(Examples):
         """The first such entry of all, whatever part was being read: the same words however it was come upon."""
         for j, path in enumerate(self.files):
             for low in range(0, self._starts[j + 1] - self._starts[j], BLOCK):
-                for name in ("X", "Y"):
+                for name in (name for name in self._head if name not in ("count", "mask")):
                     part = self._file(j).get_slice(name)[low : low + BLOCK]
                     bad = (~torch.isfinite(part)).nonzero()
                     if not len(bad):
                         continue
-                    row, token, feature = bad[0].tolist()
+                    row, token, *feature = bad[0].tolist()
+                    last = f", feature {feature[0]}" if feature else ""
                     checks.refuse(
-                        f"examples.{name}", "finite numbers", f"{part[row, token, feature].item()} in {path.name}, "
-                        f"row {low + row} there (sequence {self._starts[j] + low + row} of all), token {token}, "
-                        f"feature {feature}", "drop or repair such sequences")
+                        f"examples.{name}", "finite numbers", f"{part[tuple(bad[0])].item()} in {path.name}, "
+                        f"row {low + row} there (sequence {self._starts[j] + low + row} of all), token {token}"
+                        f"{last}", "drop or repair such sequences")
 
 
 def write(
-    folder: str | os.PathLike[str], batches: Iterable[Examples], shards: int = 1,
-    truth: AttentionLayer | None = None,
+    folder: str | os.PathLike[str], batches: Iterable[Examples], shards: int | None = 1,
+    truth: AttentionLayer | FactoredLayer | None = None,
 ) -> Shards:
     """Write batches to shards in a temporary folder beside ``folder``, and move it there when all are written.
 
-    ``batches`` yields as many Examples as there are shards. ±1 tokens are stored as int8. The layer they come from,
-    if given, goes to truth.safetensors: for comparing afterwards, never read by a learner.
+    ``batches`` yields as many Examples as there are shards (None: how many is seen at the end). ±1 tokens are
+    stored as int8. The layer they come from, if given, goes to truth.safetensors: for comparing afterwards, never
+    read by a learner.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -134,8 +140,13 @@ def write(
         inside.mkdir()
         written = 0
         for batch in batches:
-            _write_shard(inside / f"examples-{written:05d}-of-{shards:05d}.safetensors", batch)
+            _write_shard(inside / f"examples-{written:05d}-of-{shards or 0:05d}.safetensors", batch)
             written += 1
+        if shards is None:
+            shards = written
+            for j in range(written):
+                name = f"examples-{j:05d}-of-{{:05d}}.safetensors"
+                os.replace(inside / name.format(0), inside / name.format(shards))
         if written != shards:
             checks.refuse("shards", "as many as there are batches", f"{shards} for {written}", f"shards={written}")
         if truth is not None:
@@ -146,8 +157,10 @@ def write(
 
 def _write_shard(path: Path, batch: Examples) -> None:
     tensors = {"X": compact(batch.X), "Y": batch.Y}
-    if batch.padding is not None:
-        tensors["padding"] = batch.padding.to(torch.uint8)
+    for name, value in batch.beside().items():
+        tensors[name] = value.to(torch.uint8) if value.dtype == torch.bool else value
+    if "keys" in tensors:
+        tensors["keys"] = compact(tensors["keys"])
     write_tensors(path, tensors, {"kind": KIND, "mask": batch.mask})
 
 
@@ -196,12 +209,16 @@ def _shard_head(path: Path) -> dict[str, Any]:
     with open_tensors(path) as file:
         names = set(file.keys())
         meta = file.metadata() or {}
-        if not {"X", "Y"} <= names or names - {"X", "Y", "padding"}:
-            checks.refuse(str(path), "tensors X, Y and optionally padding", sorted(names),
+        if not {"X", "Y"} <= names or names - {"X", "Y", *BESIDE}:
+            checks.refuse(str(path), f"tensors X, Y and optionally {', '.join(BESIDE)}", sorted(names),
                           "headway make, or headway.core.shards.write")
-        sizes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        sizes = {name: tuple(file.get_slice(name).get_shape()) for name in ("X", "Y", *BESIDE) if name in names}
     if len(sizes["X"]) != 3 or len(sizes["Y"]) != 3 or sizes["X"][:2] != sizes["Y"][:2]:
         checks.refuse(str(path), "X (n, k, d) and Y (n, k, e)", json.dumps(sizes), "did you transpose?")
+    for name, size in sizes.items():
+        like = sizes.get("keys" if name.startswith("key") else "X", ())
+        if size[:2] != like[:2] or size[0] != sizes["X"][0] or (name == "keys" and len(size) != 3):
+            checks.refuse(str(path), f"{name} with a row for every token", json.dumps(sizes), "did you transpose?")
     some_columns(f"{path}: Y", sizes["Y"])
-    return {"count": sizes["X"][0], "X": sizes["X"][1:], "Y": sizes["Y"][1:],
-            "padding": "padding" in names, "mask": checks.choice("mask", meta.get("mask", "none"), MASKS)}
+    return {"count": sizes["X"][0], **{name: size[1:] for name, size in sizes.items()},
+            "mask": checks.choice("mask", meta.get("mask", "none"), MASKS)}

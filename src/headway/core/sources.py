@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headway.core import checks
 from headway.core.convert import as_function
 from headway.core.examples import BLOCK, Examples, join, some_columns
+from headway.core.factored import FactoredLayer
 from headway.core.layer import MASKS, AttentionLayer
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -21,7 +22,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @checks.memory("count, length")
 def draw(
-    layer: AttentionLayer,
+    layer: AttentionLayer | FactoredLayer,
     count: int,
     length: int,
     *,
@@ -32,14 +33,15 @@ def draw(
     """n pairs (X, F(X) + noise) with X from a law.
 
     law: "boolean" (entries ±1), "gaussian" (standard normal entries), or a vocabulary matrix (v, d)
-    whose rows are drawn uniformly. noise: standard deviation of Gaussian label noise relative to the root
+    whose rows are drawn uniformly. A layer that reads keys of another sequence gets one of the same law and
+    length; positions are those of the layer. noise: standard deviation of Gaussian label noise relative to the root
     mean square of the labels (estimated once from sequences of their own).
     """
     return join(list(draw_batches(layer, count, length, law=law, noise=noise, seed=seed)))
 
 
 def draw_batches(
-    layer: AttentionLayer,
+    layer: AttentionLayer | FactoredLayer,
     count: int,
     length: int,
     *,
@@ -48,21 +50,47 @@ def draw_batches(
     seed: int = 0,
 ) -> Iterator[Examples]:
     """What ``draw`` draws, ``BLOCK`` sequences at a time."""
-    inputs = input_law(law, layer.width, checks.whole("length", length), layer.Theta.dtype)
+    inputs = _inputs(layer, law, checks.whole("length", length))
     count = checks.whole("count", count)
     noise, seed = checks.number("noise", noise), checks.whole("seed", seed, 0)
-    device = layer.Theta.device
+    causal = layer.mask == "causal" if isinstance(layer, AttentionLayer) else layer.form.sight.causal
     sigma = 0.0
     if noise > 0:
-        pilot = layer(inputs(256, _block_generator(seed, 2**32 - 1)).to(device))
+        pilot = layer(**inputs(256, _block_generator(seed, 2**32 - 1)))
         sigma = noise * float(pilot.to(torch.float64).square().mean().sqrt())
     for block, start in enumerate(range(0, count, BLOCK)):
         source = _block_generator(seed, block)
-        X = inputs(min(BLOCK, count - start), source).to(device)
-        Y = layer(X)
+        given = inputs(min(BLOCK, count - start), source)
+        Y = layer(**given)
         if sigma:
             Y = Y + sigma * torch.randn(Y.shape, generator=source, dtype=torch.float64).to(Y)
-        yield Examples(X, Y, mask=layer.mask)
+        yield Examples(given["X"], Y, mask="causal" if causal else "none", keys=given.get("Z"),
+                       positions=given.get("positions"))
+
+
+def _inputs(
+    layer: AttentionLayer | FactoredLayer, law: str | Any, length: int
+) -> Callable[[int, torch.Generator], dict[str, Tensor]]:
+    """What the layer is called with, by name: X, keys Z where they are another sequence, its positions."""
+    like = next(iter(layer.tensors().values()))
+    tokens = input_law(law, layer.width, length, like.dtype)
+    if isinstance(layer, AttentionLayer):
+        return lambda count, source: {"X": tokens(count, source).to(like.device)}
+    keys = input_law(law, layer.key_width, length, like.dtype) if layer.cross else None
+    places = layer.positions
+    if places is not None and len(places) < length:
+        checks.refuse("length", f"at most {len(places)}, as many as the layer has positions", length,
+                      f"length={len(places)}")
+
+    def inputs(count: int, source: torch.Generator) -> dict[str, Tensor]:
+        found = {"X": tokens(count, source).to(like.device)}
+        if keys is not None:
+            found["Z"] = keys(count, source).to(like.device)
+        if places is not None:
+            found["positions"] = places[:length].expand(count, *places[:length].shape)
+        return found
+
+    return inputs
 
 
 @checks.memory("count, length")
@@ -111,7 +139,8 @@ class Answers(Examples):
     """Examples of a black box that may be asked for more: ``fresh`` sequences at most, any number if None."""
 
     def __init__(self, given: Examples, box: _Box, law: Law, fresh: int | None, seed: int) -> None:
-        self.X, self.Y, self.padding, self.mask = given.X, given.Y, None, given.mask  # checked already
+        self.X, self.Y, self.mask = given.X, given.Y, given.mask  # checked already
+        self.padding = self.keys = self.key_padding = self.positions = self.key_positions = None
         self.box, self.law, self.fresh, self.seed = box, law, fresh, seed
 
     def inputs(self, count: int, key: int, block: int) -> Tensor:
