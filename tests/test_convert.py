@@ -137,14 +137,36 @@ def test_what_cannot_be_represented_is_refused_by_name(tmp_path, refused):
 
 def test_a_rank_that_does_not_fit_is_refused_with_its_value(refused):
     layer = hw.AttentionLayer.random(heads=2, width=12, rank=5, seed=0)
-    with refused("head_dim", "at least 5, the rank of the attention matrices", "head_dim=6"):
+    with refused("head_dim", "at least 5, the rank of the attention matrices", "headway.replace"):
         hw.to_torch(layer, head_dim=4)
-    with refused("head_dim", "at least 12, the rank of the projections"):
+    with refused("head_dim", "at least 12, the rank of the projections", "headway.replace"):
         hw.to_torch(layer, head_dim=6)
+    thin = hw.AttentionLayer(layer.Theta, layer.W @ layer.W[0, :, :2] @ layer.W[1, :2])
+    with refused("head_dim", "at least 5", "Try: head_dim=6."):
+        hw.to_torch(thin, head_dim=4)
     with refused("head_dim", "divisor of 12"):
         hw.to_torch(layer, head_dim=5)
     with refused("layer", "as many outputs"):
         hw.to_torch(hw.AttentionLayer.random(heads=2, width=12, out_width=3, seed=0), head_dim=6)
+
+
+def test_a_layer_known_to_single_precision_becomes_a_module_of_its_own_size():
+    torch.manual_seed(11)
+    module = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    exact = hw.from_torch(module).to(torch.float64)
+    draw = torch.Generator().manual_seed(0)
+    near = hw.AttentionLayer(*(part * (1 + 1e-6 * torch.randn(part.shape, generator=draw, dtype=torch.float64))
+                               for part in (exact.Theta, exact.W)), exact.key_bias, exact.offset)
+    with pytest.raises(hw.InputError, match=r"at least 16, the rank of the attention matrices; got 4, with .* Try: "
+                                            r"tolerance=\d?e-06, if that may be left out"):
+        hw.to_torch(near)
+    status = hw.Status("recovered", "")
+    fit = hw.Fit(near, status, {"held_out_error": 1e-6}, ())
+    again = hw.to_torch(fit, dtype=torch.float32)
+    assert (again.num_heads, again.in_proj_weight.dtype) == (4, torch.float32)
+    Z = X[..., :8].repeat(1, 1, 2).float()
+    torch.testing.assert_close(outputs(again, Z), outputs(module, Z), rtol=0, atol=1e-5)
+    assert hw.to_torch(exact.to(torch.float32)).head_dim == 4  # what single precision leaves is not asked for
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

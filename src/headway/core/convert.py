@@ -7,26 +7,19 @@ number to all scores of a query and cancels), W_i = W_V,iᵀW_O,iᵀ, c = W_Ob_V
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from headway.core import attention, checks
-from headway.core.files import read_tensors
 from headway.core.layer import AttentionLayer
 
-# What a checkpoint may hold that this form cannot: part of a tensor's name, and what it is called.
-FOREIGN = {
-    "rotary": "rotary positions", "relative_attention_bias": "relative position biases",
-    "distance_embedding": "relative position biases", "rel_pos": "relative position biases",
-    "q_norm": "normalised queries", "k_norm": "normalised keys"}
-BERT = "encoder.layer.{}.attention."
-GPT2 = "h.{}.attn."
+if TYPE_CHECKING:
+    from headway.core.factored import FactoredLayer
+    from headway.core.results import Fit
 
 
 def from_weights(
@@ -80,30 +73,6 @@ def from_weights(
     return AttentionLayer(Theta, W, u, c, "causal" if causal else "none")
 
 
-def from_torch(module: nn.Module, *, causal: bool = False) -> AttentionLayer:
-    """The attention of an ``nn.MultiheadAttention``, or of an ``nn.TransformerEncoderLayer`` (its self-attention
-    alone: norms and the feed-forward part are other functions). Torch takes masks at the call: ``causal=True``.
-    """
-    if isinstance(module, nn.TransformerEncoderLayer):
-        module = module.self_attn
-    if not isinstance(module, nn.MultiheadAttention):
-        checks.refuse("module", "nn.MultiheadAttention or nn.TransformerEncoderLayer", type(module).__name__,
-                      "from_weights(query, key, value, out, heads=…) with its weights")
-    assert isinstance(module, nn.MultiheadAttention)
-    if module.bias_k is not None or module.add_zero_attn:
-        checks.refuse("module", "keys that are the tokens", "an extra key (add_bias_kv or add_zero_attn)",
-                      "a module without it: this form has no key of its own")
-    _of_one_width(module)
-    if module.training and module.dropout > 0:
-        checks.refuse("module", "a function", f"dropout {module.dropout} in training mode", "module.eval() first")
-    assert module.in_proj_weight is not None
-    Q, K, V = module.in_proj_weight.detach().chunk(3)
-    b = [None] * 3 if module.in_proj_bias is None else list(module.in_proj_bias.detach().chunk(3))
-    out = module.out_proj
-    return from_weights(Q, K, V, out.weight.detach(), heads=module.num_heads, query_bias=b[0], key_bias=b[1],
-                        value_bias=b[2], out_bias=None if out.bias is None else out.bias.detach(), causal=causal)
-
-
 def _of_one_width(module: nn.MultiheadAttention) -> None:
     if not module._qkv_same_embed_dim:
         checks.refuse("module", "keys and values of the tokens' width", f"kdim {module.kdim}, vdim {module.vdim}",
@@ -121,52 +90,6 @@ def as_function(module: nn.MultiheadAttention, causal: bool = False) -> Callable
         return Y if module.batch_first else Y.transpose(0, 1)
 
     return answer
-
-
-def from_checkpoint(
-    path: str | os.PathLike[str], layer: int, *, heads: int, dtype: torch.dtype = torch.float64
-) -> AttentionLayer:
-    """Attention number ``layer`` (from 0) of an encoder or decoder stored in one safetensors file: BERT's names
-    (``encoder.layer.N.attention.self.query.weight`` …) or GPT-2's (``h.N.attn.c_attn.weight`` …, causal), with any
-    prefix. Products of weights are formed in ``dtype``: in float32 the low rank of Θ_i would end at 1e-7."""
-    tensors, _ = read_tensors(Path(path))
-    tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-    for name in tensors:
-        for part, words in FOREIGN.items():
-            if part in name:
-                checks.refuse(str(path), "attention that depends on the tokens alone", f"{words} ({name})",
-                              "a model without them")
-    bert, gpt = (_find(tensors, pattern.format(layer)) for pattern in (BERT, GPT2))
-    if bert is not None:
-        names = ("self.query", "self.key", "self.value", "output.dense")
-        w = [_part(tensors, path, f"{bert}{name}.weight") for name in names]
-        b = [tensors.get(f"{bert}{name}.bias") for name in names]
-        return from_weights(*w, heads=heads, query_bias=b[0], key_bias=b[1], value_bias=b[2], out_bias=b[3])
-    if gpt is not None:
-        # GPT-2 stores its weights with inputs first.
-        Q, K, V = _part(tensors, path, f"{gpt}c_attn.weight").T.chunk(3)
-        bias = tensors.get(f"{gpt}c_attn.bias")
-        b = [None] * 3 if bias is None else list(bias.chunk(3))
-        return from_weights(Q, K, V, _part(tensors, path, f"{gpt}c_proj.weight").T, heads=heads, query_bias=b[0],
-                            key_bias=b[1], value_bias=b[2], out_bias=tensors.get(f"{gpt}c_proj.bias"), causal=True)
-    return checks.refuse(
-        str(path), f"tensors named …{BERT.format(layer)}… or …{GPT2.format(layer)}…",
-                  f"{sorted(tensors)[0]} and {len(tensors) - 1} others" if tensors else "none",
-                  "another layer number, or from_weights(...)")
-
-
-def _find(tensors: dict[str, Tensor], stem: str) -> str | None:
-    for name in sorted(tensors):
-        at = name.find(stem)
-        if at == 0 or (at > 0 and name[at - 1] == "."):
-            return name[: at + len(stem)]
-    return None
-
-
-def _part(tensors: dict[str, Tensor], path: Any, name: str) -> Tensor:
-    if name not in tensors:
-        checks.refuse(str(path), f"a tensor {name}", "none of that name", "another file, or from_weights(...)")
-    return tensors[name]
 
 
 SHOWN = 1e-6  # of the first singular value: those above count for the rank that people are told
@@ -213,21 +136,54 @@ def key_groups(layer: AttentionLayer, tolerance: float = 1e-6) -> list[list[int]
     return groups
 
 
-def to_torch(layer: AttentionLayer, head_dim: int, tolerance: float = 1e-9) -> nn.MultiheadAttention:
+def left_out(layer: AttentionLayer, rank: int, out_rank: int) -> tuple[float, float]:
+    """The largest singular value beyond a rank, of the first one: of any [Θ_i; u_i], and of any W_i."""
+    found = []
+    for part, r in ((layer.augmented, rank), (layer.W, out_rank)):
+        s = torch.linalg.svdvals(part.double().cpu())
+        beyond = s[:, r] / s[:, 0].clamp_min(torch.finfo(s.dtype).tiny) if r < s.shape[1] else s.new_zeros(1)
+        found.append(float(beyond.max()))
+    return found[0], found[1]
+
+
+FACTORED = 1e-9  # of a head's size may be left out when it is factored, in float64
+SMALL = 1e-2  # of a head beyond its size: less may be meant to be zero
+ROUNDED = 100.0  # times the rounding of a shorter dtype, or the error of a fit
+
+
+def to_torch(
+    layer: AttentionLayer | FactoredLayer | Fit, head_dim: int | None = None, tolerance: float | None = None, *,
+    dtype: torch.dtype | None = None,
+) -> nn.MultiheadAttention:
     """A working ``nn.MultiheadAttention`` (batch_first) that computes this layer: Θ_i and W_i factored by their
     singular values, u_i as query bias, the offset as output bias. Heads left over stay zero; a causal layer takes
-    its mask at the call, as always in torch. Refused where a rank does not fit ``head_dim``."""
-    r, d = checks.whole("head_dim", head_dim), layer.width
+    its mask at the call, as always in torch.
+
+    layer: a layer of plain scores, or the fit that holds it. head_dim: size of a head; None: the smallest that
+    holds the heads. What lies beyond it must be below ``tolerance`` of a head; None: 1e-9, or what the rounding of
+    the layer's dtype or the error of the fit accounts for. dtype: of the module (None: of the layer).
+    """
+    layer, tolerance = _plain(layer, tolerance)
+    d = layer.width
     if layer.out_width != d:
         checks.refuse("layer", "as many outputs as features", f"{d} → {layer.out_width}",
                       "a layer of one width: nn.MultiheadAttention has no other")
+    needs = dict(zip(("attention matrices", "projections"), ranks(layer, tolerance), strict=True))
+    sizes = [k for k in range(1, d + 1) if d % k == 0 and layer.heads <= d // k]
+    fits = [k for k in sizes if k >= max(needs.values())]
+    r = fits[0] if head_dim is None and fits else sizes[-1] if head_dim is None and sizes else checks.whole(
+        "head_dim", 1 if head_dim is None else head_dim)
     if d % r or layer.heads > d // r:
         checks.refuse("head_dim", f"a divisor of {d} with at least {layer.heads} heads of it", r,
-                      f"head_dim={next((k for k in range(d // layer.heads, 0, -1) if d % k == 0), 1)}")
-    for name, rank in zip(("attention matrices", "projections"), ranks(layer, tolerance), strict=True):
+                      f"head_dim={sizes[-1]}" if sizes else "fewer heads than features")
+    for name, rank in needs.items():
         if rank > r:
-            checks.refuse("head_dim", f"at least {rank}, the rank of the {name}", r,
-                          f"head_dim={next((k for k in range(rank, d + 1) if d % k == 0), d)}, if the heads fit")
+            beyond = left_out(layer, r, r)[name == "projections"]
+            tries = [f"head_dim={fits[0]}"] if fits else []
+            tries += [f"tolerance={2 * beyond:.0e}, if that may be left out"] if beyond < SMALL else []
+            checks.refuse("head_dim", f"at least {rank}, the rank of the {name}", f"{r}, with {beyond:.1e} of them "
+                          "beyond it", " or ".join(tries) or "headway.replace, which takes heads of any rank")
+    layer = layer if dtype is None else layer.to(dtype)
     m = d // r
     module = nn.MultiheadAttention(d, m, bias=True, batch_first=True, dtype=layer.Theta.dtype,
                                    device=layer.Theta.device).eval()
@@ -247,6 +203,20 @@ def to_torch(layer: AttentionLayer, head_dim: int, tolerance: float = 1e-9) -> n
         module.out_proj.weight.copy_(D.reshape(d, d).T)
         module.out_proj.bias.copy_(torch.zeros(d) if layer.offset is None else layer.offset)
     return module
+
+
+def _plain(
+    layer: AttentionLayer | FactoredLayer | Fit, tolerance: float | None
+) -> tuple[AttentionLayer, float]:
+    """The layer multiplied out, and what may be left out of it."""
+    fit: Any = layer if hasattr(layer, "stats") else None
+    error = 0.0 if fit is None else float(fit.stats.get("held_out_error") or 0.0)
+    held: Any = layer if fit is None else fit.layer
+    dense: AttentionLayer = held if isinstance(held, AttentionLayer) else held.dense()
+    if tolerance is not None:
+        return dense, checks.number("tolerance", tolerance)
+    eps = torch.finfo(dense.Theta.dtype).eps
+    return dense, max(FACTORED, ROUNDED * error, 0.0 if eps < FACTORED else ROUNDED * eps)
 
 
 @dataclass(frozen=True)
