@@ -9,7 +9,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from headway.core import checks
+from headway.core import checks, gauge
+from headway.core.examples import Examples
+from headway.core.factored import FactoredLayer
 from headway.core.layer import AttentionLayer
 
 
@@ -18,7 +20,8 @@ class Match:
     """The best assignment of learned heads to true ones, with relative errors per true head.
 
     order[i] is the learned head for true head i, or −1 where none is left (missing). theta_error[i] is
-    ‖[Θ; u] − [Θ*; u*]‖/‖[Θ*; u*]‖, w_error[i] is ‖W − W*‖/‖W*‖; both are inf for a missing head.
+    ‖[Θ; u] − [Θ*; u*]‖/‖[Θ*; u*]‖, w_error[i] is ‖W − W*‖/‖W*‖; both are inf for a missing head. Of a layer in
+    factors they are those of all that determines a head's scores (QK) and of its V_jO_i (OV), free of gauge.
     """
 
     order: tuple[int, ...]
@@ -35,21 +38,43 @@ class Match:
             return float("inf")
         return max(*self.theta_error, *self.w_error, self.offset_error)
 
+    def __str__(self) -> str:
+        """Who matches whom and how far it moved, a line for each head."""
+        lines = []
+        for i, (j, scores, values) in enumerate(zip(self.order, self.theta_error, self.w_error, strict=True)):
+            moved = "no partner" if j < 0 else f"head {j + 1}, QK moved by {scores:.1e}, OV by {values:.1e}"
+            lines.append(f"head {i + 1}: {moved}")
+        if self.excess:
+            lines.append(f"left without a partner: head {', '.join(str(j + 1) for j in self.excess)}")
+        return "\n".join(lines)
 
-def match(learned: AttentionLayer, truth: AttentionLayer) -> Match:
+
+def match(
+    learned: AttentionLayer | FactoredLayer, truth: AttentionLayer | FactoredLayer, on: Examples | None = None
+) -> Match:
     """min over permutations π of Σ_i (relative squared error of Θ_π(i)) + (that of W_π(i)): Hungarian.
+
+    Layers in factors must have one form (layout, base and factors may differ); their scores stand for Θ. on:
+    examples, if only the directions that their tokens visit are to count.
 
     >>> layer = AttentionLayer.random(heads=3, width=5, seed=0)
     >>> match(layer, layer).order
     (0, 1, 2)
     """
+    if isinstance(learned, FactoredLayer) or isinstance(truth, FactoredLayer) or on is not None:
+        one, other = gauge.as_factored(learned), gauge.as_factored(truth)
+        strange = gauge.unlike(one, other)
+        if strange is not None:
+            checks.refuse("learned", "a layer of the truth's form", strange,
+                          "headway.compare, which says what differs")
+        return match_heads(gauge.heads_of(one, on), gauge.heads_of(other, on))
     if (learned.width, learned.out_width) != (truth.width, truth.out_width):
         checks.refuse("learned", f"width {truth.width} → {truth.out_width}, as the truth",
                       f"{learned.width} → {learned.out_width}", "compare layers of one shape")
     if learned.mask != truth.mask:
         checks.refuse("learned", f"mask {truth.mask!r}, as the truth", repr(learned.mask),
                       "compare layers of one mask")
-    A, B = _with_bias(learned), _with_bias(truth)
+    A, B = with_bias(learned), with_bias(truth)
     V, W = learned.W.double().cpu(), truth.W.double().cpu()
     theta, w = _relative(A, B), _relative(V, W)
     # Clipping keeps one hopeless pair from deciding the assignment of the others.
@@ -75,7 +100,8 @@ def match(learned: AttentionLayer, truth: AttentionLayer) -> Match:
     )
 
 
-def _with_bias(layer: AttentionLayer) -> Tensor:
+def with_bias(layer: AttentionLayer) -> Tensor:
+    """[Θ_i; u_iᵀ] in float64, u zero where there is none."""
     u = layer.key_bias
     if u is None:
         u = layer.Theta.new_zeros(layer.heads, layer.width)
@@ -89,52 +115,19 @@ def _relative(A: Tensor, B: Tensor) -> np.ndarray:
     return np.stack([((A - b).flatten(1).norm(dim=1) / s).numpy() for b, s in zip(B, size, strict=True)])
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Whether two layers are one function for every input, up to the order of heads."""
-
-    same: bool
-    largest: float  # the largest relative difference of a part, inf where a head has no partner
-    where: str
-    match: Match
-
-    def __str__(self) -> str:
-        return ("The same function" if self.same else "Different functions") + f": {self.where}."
-
-
-def compare(layer_a: AttentionLayer, layer_b: AttentionLayer, tolerance: float = 1e-9) -> Comparison:
-    """Are F_a and F_b equal? In canonical form (equal heads merged, dead ones dropped) heads are paired, and every
-    Θ, u, W and the offset compared, each relative to its own size.
-
-    Heads that differ by more than ``tolerance`` are different functions: distinct heads are linearly independent as
-    functions of sequences of all lengths, so no other choice of heads gives the same sums.
-
-    >>> layer = AttentionLayer.random(heads=3, width=5, seed=0)
-    >>> print(compare(layer, AttentionLayer(layer.Theta.flip(0), layer.W.flip(0))))
-    The same function: 3 heads agree exactly.
-    """
-    checks.number("tolerance", tolerance)
-    a, b = layer_a.canonical(tolerance), layer_b.canonical(tolerance)
-    found = match(a, b)
-    if found.missing or found.excess:
-        where = f"{a.heads} heads against {b.heads}, merged and without dead ones"
-        return Comparison(False, float("inf"), where, found)
-    spots: list[tuple[float, str]] = []
-    A, B = _with_bias(a), _with_bias(b)
-    for i, j in enumerate(found.order):
-        for name, x, y in (("Θ", A[j], B[i]), ("W", a.W[j].double().cpu(), b.W[i].double().cpu())):
-            gap = (x - y).abs()
-            at = np.unravel_index(int(gap.argmax()), tuple(gap.shape))
-            row, column = int(at[0]), int(at[1])
-            part = "u" if name == "Θ" and row == a.width else name
-            entry = f"entry {column + 1}" if part == "u" else f"entry ({row + 1}, {column + 1})"
-            size = found.theta_error[i] if name == "Θ" else found.w_error[i]
-            spots.append((size, f"{part} of head {j + 1} against head {i + 1}, {entry}, by {float(gap.max()):.1e}"))
-    spots.append((found.offset_error, f"the offset, by {found.offset_error:.1e} of its size"))
-    largest, where = max(spots)
-    same = largest <= tolerance
-    if largest == 0.0:
-        where = f"{a.heads} head{'s' if a.heads != 1 else ''} agree exactly"
-    else:
-        where = f"the largest relative difference is {largest:.1e}, in {where}"
-    return Comparison(same, largest, where, found)
+def match_heads(learned: gauge.Heads, truth: gauge.Heads) -> Match:
+    """The same for heads without gauge."""
+    rows, columns = gauge.distances(learned, truth).assignment()
+    order = np.full(truth.count, -1)
+    order[rows] = columns
+    scores, values = gauge.errors(learned.take(columns.tolist()), truth.take(rows.tolist()))
+    theta, w = np.full((2, truth.count), float("inf"))
+    theta[rows], w[rows] = scores, values
+    V, out = truth.values
+    size = max(float(truth.offset.norm()), float((V @ out.mT).flatten(1).norm(dim=1).max()))
+    return Match(
+        order=tuple(int(j) for j in order), theta_error=tuple(theta.tolist()), w_error=tuple(w.tolist()),
+        offset_error=float((learned.offset - truth.offset).norm()) / max(size, 1e-300),
+        missing=tuple(int(i) for i in np.flatnonzero(order < 0)),
+        excess=tuple(j for j in range(learned.count) if j not in set(columns.tolist())),
+    )

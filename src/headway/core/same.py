@@ -1,0 +1,297 @@
+"""Are two attention layers one function? If not, by which mistake, and where does it show most?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core import causes, checks, gauge, inputs, sides
+from headway.core.examples import Examples
+from headway.core.layer import AttentionLayer
+from headway.core.match import Match, match, match_heads, with_bias
+from headway.core.sides import Side
+
+TOLERANCE = 1e-9  # relative: weights that differ by less are called equal
+ROUNDINGS = 64  # units of rounding by which two ways to compute one answer may differ
+GONE = 0.05  # of the difference: what a correction may leave, and no more than rounding
+HELPS = 0.7  # of the difference: a correction that leaves less is tried together with others
+PAIRS = 3  # corrections that are
+ALIKE = 4.0  # a factor: differences of one size, where both are rounding
+KINDS = ("same", "same up to head order", "differs")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether two layers are one function for every input, up to the order of heads."""
+
+    same: bool
+    largest: float  # relative difference of a part, inf where a head has no partner; of answers, if by inputs
+    where: str
+    match: Match | None  # of heads, where the weights of both are known
+    kind: str = "same"  # same, same up to head order, differs
+    by: str = "weights"  # or "inputs", where those of one side are not known
+    cause: str | None = None  # one of ``headway.core.causes.CAUSES``, or two with "and" between
+    why: str | None = None  # the cause in a sentence
+    difference: float = 0.0  # of the answers to ``example``, of their spread
+    example: Tensor | None = None  # X (k, d), on which they were found to differ most
+    example_keys: Tensor | None = None  # Z (l, z), where keys come from another sequence
+    example_positions: Tensor | None = None
+
+    def __str__(self) -> str:
+        first = {"same": "The same function", "same up to head order": "The same function up to the order of heads",
+                 "differs": "Different functions"}[self.kind]
+        first = "No difference found" if self.same and self.by == "inputs" else first
+        words = f"{first}: {self.where}."
+        if self.why is not None:
+            words += f" Cause: {self.cause}; {self.why}."
+        if self.example is not None:
+            words += (f" On one input of {len(self.example)} tokens the answers differ by {self.difference:.1e} "
+                      "times their usual spread.")
+        return words
+
+
+def compare(
+    layer_a: Any, layer_b: Any, tolerance: float | None = None, *, on: Examples | None = None,
+    heads: int | None = None, width: int | None = None, seed: int = 0,
+) -> Comparison:
+    """Are F_a and F_b equal for every input, up to the order of heads? If not, by which known mistake?
+
+    Each may be a layer of either kind, a torch module or (model, path), a file that Headway wrote, a checkpoint's
+    layer as (file, number) or "file:number" (with ``heads`` where the file does not say), or any function of X
+    (n, k, d). Where the weights of both are known they decide: equal heads merged, dead ones dropped, heads paired,
+    all that inputs and outputs can show of a head compared relative to its own size, free of gauge. Elsewhere both
+    answer fresh inputs, and "same" is said of those.
+
+    Where they differ, known mistakes (``headway.core.causes.CAUSES``) are made with one side, one after the other
+    and then in pairs; the cause is one that makes the difference vanish. ``example`` is the input, of those tried
+    and after a few steps uphill, on which the answers differ most.
+
+    tolerance: 1e-9 for weights; for answers 64 units of the rounding of the coarser side. on: examples, if only
+    what their tokens visit is to count. width: of the tokens, where neither side says it.
+
+    >>> layer = AttentionLayer.random(heads=3, width=5, seed=0)
+    >>> print(compare(layer, AttentionLayer(layer.Theta.flip(0), layer.W.flip(0))))
+    The same function up to the order of heads: 3 heads agree exactly.
+    >>> compare(layer, AttentionLayer(layer.Theta / 2, layer.W)).cause
+    'scale'
+    """
+    if tolerance is not None:
+        checks.number("tolerance", tolerance)
+    a, b = sides.read("layer_a", layer_a, heads), sides.read("layer_b", layer_b, heads)
+    with torch.no_grad():
+        if a.layer is not None and b.layer is not None:
+            found = _by_weights(a, b, TOLERANCE if tolerance is None else tolerance, on)
+            return found if found.same else _explained(found, a, b, on, width, seed)
+        tried = _tried(a, b, on, width, seed)
+        one, other = (side(tried[0].one(0)).shape[2] for side in (a, b))
+        if one != other:
+            checks.refuse("layer_a", f"{other} outputs to a token, as the other", one,
+                          "compare functions of one size")
+        gap = max(float(inputs.gaps(a, b, part).max()) for part in tried)
+        limit = _rounding(a, b) if tolerance is None else tolerance
+        count = sum(part.X.shape[0] for part in tried)
+        words = f"the largest difference of answers to {count} inputs is {gap:.1e} of their spread"
+        found = Comparison(gap <= limit, gap, words, None, "same" if gap <= limit else "differs", "inputs")
+        return found if found.same else _explained(found, a, b, on, width, seed)
+
+
+def _rounding(a: Side, b: Side) -> float:
+    return ROUNDINGS * max(a.rounding, b.rounding)
+
+
+def _by_weights(a: Side, b: Side, tolerance: float, on: Examples | None) -> Comparison:
+    assert a.layer is not None and b.layer is not None
+    sizes = [(side.layer.width, side.layer.out_width) for side in (a, b) if side.layer is not None]
+    if sizes[0] != sizes[1]:
+        checks.refuse("layer_a", "width {} → {}, as the other".format(*sizes[1]), "{} → {}".format(*sizes[0]),
+                      "compare layers of one width")
+    if a.dense is not None and b.dense is not None and on is None and a.dense.mask == b.dense.mask:
+        return _dense(a.dense, b.dense, tolerance)
+    whole = [gauge.heads_of(side.layer, on) for side in (a, b) if side.layer is not None]
+    strange = gauge.unlike(a.layer, b.layer)
+    if strange is not None:
+        alike = all((getattr(a.layer.form, part) is None) == (getattr(b.layer.form, part) is None)
+                    for part in ("normed", "gate")) and a.layer.key_width == b.layer.key_width
+        return Comparison(False, math.inf, strange, match_heads(*whole) if alike else None, "differs")
+    one, other = (gauge.merged(heads, tolerance) for heads in whole)
+    found = match_heads(one, other)
+    if found.missing or found.excess:
+        return Comparison(False, math.inf, f"{one.count} heads against {other.count}, merged and without dead ones",
+                          found, "differs")
+    spots = [(error, f"the {part} of head {j + 1} against head {i + 1}") for part, errors in (
+        ("scores (QK)", found.theta_error), ("values (OV)", found.w_error))
+        for i, (j, error) in enumerate(zip(found.order, errors, strict=True))]
+    spots.append((found.offset_error, "the offset"))
+    largest, spot = max(spots)
+    same = largest <= tolerance
+    agree = sum(max(pair) <= tolerance for pair in zip(found.theta_error, found.w_error, strict=True))
+    where = f"the largest relative difference is {largest:.1e}, in {spot}"
+    where = f"{other.count} heads agree exactly" if largest == 0.0 else where
+    if not same and agree:
+        moved = [str(found.order[i] + 1) for i in range(other.count)
+                 if max(found.theta_error[i], found.w_error[i]) > tolerance]
+        moved.sort(key=int)
+        where += f"; {agree} of {other.count} heads agree" + (f", not {', '.join(moved)}" if len(moved) < 9 else "")
+    placed = whole[0].count == whole[1].count and max(max(part) for part in gauge.errors(*whole)) <= tolerance
+    return Comparison(same, largest, where, found, _kind(same, placed))
+
+
+def _kind(same: bool, placed: bool) -> str:
+    return KINDS[2] if not same else KINDS[0] if placed else KINDS[1]
+
+
+def _dense(layer_a: AttentionLayer, layer_b: AttentionLayer, tolerance: float) -> Comparison:
+    """The same for two layers given as Θ and W, entry by entry."""
+    a, b = layer_a.canonical(tolerance), layer_b.canonical(tolerance)
+    found = match(a, b)
+    if found.missing or found.excess:
+        where = f"{a.heads} heads against {b.heads}, merged and without dead ones"
+        return Comparison(False, math.inf, where, found, "differs")
+    spots: list[tuple[float, str]] = []
+    A, B = with_bias(a), with_bias(b)
+    for i, j in enumerate(found.order):
+        for name, x, y in (("Θ", A[j], B[i]), ("W", a.W[j].double().cpu(), b.W[i].double().cpu())):
+            gap = (x - y).abs()
+            at = np.unravel_index(int(gap.argmax()), tuple(gap.shape))
+            row, column = int(at[0]), int(at[1])
+            part = "u" if name == "Θ" and row == a.width else name
+            entry = f"entry {column + 1}" if part == "u" else f"entry ({row + 1}, {column + 1})"
+            size = found.theta_error[i] if name == "Θ" else found.w_error[i]
+            spots.append((size, f"{part} of head {j + 1} against head {i + 1}, {entry}, by {float(gap.max()):.1e}"))
+    spots.append((found.offset_error, f"the offset, by {found.offset_error:.1e} of its size"))
+    largest, where = max(spots)
+    same = largest <= tolerance
+    if largest == 0.0:
+        where = f"{a.heads} head{'s' if a.heads != 1 else ''} agree exactly"
+    else:
+        where = f"the largest relative difference is {largest:.1e}, in {where}"
+    placed = layer_a.heads == layer_b.heads and all(
+        float((x - y).norm()) <= tolerance * max(float(y.norm()), 1e-300)
+        for X, Y in ((with_bias(layer_a), with_bias(layer_b)), (layer_a.W, layer_b.W))
+        for x, y in zip(X.double().cpu(), Y.double().cpu(), strict=True))
+    return Comparison(same, largest, where, found, _kind(same, placed))
+
+
+def _tried(a: Side, b: Side, on: Examples | None, width: int | None, seed: int) -> list[inputs.Inputs]:
+    """Inputs that both sides answer to: small scores, usual ones and large ones; or those of examples."""
+    checks.whole("seed", seed, 0)
+    if on is not None:
+        return [inputs.seen(on)]
+    known = a.layer or b.layer
+    width = (known.width if known is not None else None) or width or a.width or b.width
+    if width is None:
+        checks.refuse("width", "the number of features of a token: neither side says it", None, "width=64")
+    longest = max((side.layer for side in (a, b) if side.layer is not None), default=None,
+                  key=lambda layer: (layer.cross, layer.form.sight.window or 0))
+    return [inputs.fresh(longest, width, seed + i, size) for i, size in enumerate((1.0, 0.5, 2.0))]
+
+
+def _explained(
+    found: Comparison, a: Side, b: Side, on: Examples | None, width: int | None, seed: int
+) -> Comparison:
+    """With the cause, if a known mistake turns one side into the other, and the input that shows it most."""
+    tried = _tried(a, b, on, width, seed)
+    before = max(float(inputs.gaps(a, b, part).max()) for part in tried)
+    example, difference = inputs.worst(a, b, tried, on, seed)
+    cause, why = _cause(a, b, tried, before)
+    if cause is None and found.by == "weights" and found.largest <= 4 * torch.finfo(torch.float32).eps:
+        cause, why = causes.ROUNDING, "they differ by no more than the rounding of float32"
+    if cause is None and found.by == "inputs":
+        why = _coarse(a, b, tried, before)
+        cause = None if why is None else causes.ROUNDING
+    return replace(
+        found, cause=cause, why=why, difference=difference, example=example.X[0],
+        example_keys=None if example.Z is None else example.Z[0],
+        example_positions=None if example.positions is None else example.positions[0])
+
+
+def _coarse(a: Side, b: Side, tried: list[inputs.Inputs], before: float) -> str | None:
+    """Whether a side with known weights, computed in another precision, is as far from itself as from the other."""
+    known = a.layer or b.layer
+    if known is None:
+        return None
+    for dtype, name in causes.HALVES.items():
+        rough = known.to(dtype)
+        size = max(float(inputs.gaps_of(part.to(known), part.to(rough), part).max()) for part in tried)
+        if size / ALIKE <= before <= size * ALIKE:
+            return f"they differ by as much as computing in {name} makes a difference"
+    return None
+
+
+NAMES = ("the first", "the second")
+
+
+def _cause(a: Side, b: Side, tried: list[inputs.Inputs], before: float) -> tuple[str | None, str | None]:
+    limit = min(max(TOLERANCE, _rounding(a, b)), GONE * before)
+    parts = [tried[0].one(0), *tried]  # one sequence settles most of it
+    singles = []
+    for one, other, names in ((a, b, NAMES), (b, a, NAMES[::-1])):
+        if one.layer is not None:
+            asked = [(part, other(part)) for part in parts]
+            for change in causes.changes(one.layer, other.layer):
+                singles.append((_left(change, asked, HELPS * before), change, (other, asked), names))
+    best = _best(singles, limit)
+    if best is not None:
+        _, change, _, names = best
+        return change.cause, _words(names, change)
+    if a.layer is None and b.layer is None:
+        return _of_boxes(a, b, tried, limit)
+    helpful = sorted((s for s in singles if s[0] <= HELPS * before and s[1].layer is not None), key=lambda s: s[0])
+    pairs = []
+    for _, first, (other, asked), names in helpful[:PAIRS]:
+        assert first.layer is not None
+        for second in causes.changes(first.layer, other.layer):
+            if second.cause != first.cause:
+                pairs.append((_left(second, asked, limit), second, other, names, first))
+    both = _best(pairs, limit)
+    if both is None:
+        return None, None
+    _, second, _, names, first = both
+    return f"{first.cause} and {second.cause}", f"{_words(names, first)}, and {_words(names, second)}"
+
+
+def _words(names: tuple[str, ...], change: causes.Change) -> str:
+    return change.words.format(one=names[0], other=names[1])
+
+
+def _best(found: list[Any], limit: float) -> Any:
+    """The first of those that leave least, up to a factor of 10; None if none leaves less than ``limit``."""
+    least = min((entry[0] for entry in found), default=math.inf)
+    if least > limit:
+        return None
+    return next(entry for entry in found if entry[0] <= min(max(10 * least, 1e-13), limit))
+
+
+def _left(change: causes.Change, asked: list[tuple[inputs.Inputs, Tensor]], enough: float) -> float:
+    """The difference that is left, or as much of it as is more than enough."""
+    left = 0.0
+    for part, answer in asked:
+        left = max(left, float(inputs.gaps_of(answer, change(part), part, change.rows).max()))
+        if left > enough:
+            break
+    return left
+
+
+def _of_boxes(a: Side, b: Side, tried: list[inputs.Inputs], limit: float) -> tuple[str | None, str | None]:
+    """What two functions show by themselves: one constant apart, one factor apart, or other keys in sight."""
+    constant, factor, last = 0.0, 0.0, 0.0
+    for part in tried:
+        Ya, Yb = a(part), b(part)
+        spread = (Ya - Ya.mean((0, 1))).square().mean().sqrt().clamp_min(1e-300)
+        gap = Ya - Yb
+        constant = max(constant, float((gap - gap[:1, :1]).abs().max() / spread))
+        times = (Ya * Yb).sum() / Yb.square().sum().clamp_min(1e-300)
+        factor = max(factor, float((Ya - times * Yb).abs().max() / spread))
+        last = max(last, float(gap[:, -1].abs().max() / spread))
+    if constant <= limit:
+        return "bias", "the answers differ by one row, the same for all tokens: an output or value bias"
+    if factor <= limit:
+        return "output scale", "the answers of one are a constant times those of the other"
+    if last <= limit:
+        return "mask", "the answers to the last token agree, others do not: one of them looks back only"
+    return None, None
