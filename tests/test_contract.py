@@ -19,30 +19,36 @@ from headway.core.names import BASELINES, METHODS
 
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
-             "names", "plain", "checks", "files", "devices", "attention", "layer", "counting", "examples",
-             "shards", "convert", "sources", "match", "conditions", "results")), "core",
+             "names", "plain", "checks", "files", "devices", "attention", "positions", "forms", "tangents",
+             "freedom", "layer", "factored", "counting", "examples", "shards", "gauge", "convert", "configs",
+             "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced", "capture",
+             "sources", "match", "words", "inputs", "sides", "causes", "same", "conditions", "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
-             "shapes", "gauss_newton", "source", "thin", "candidate", "white", "determined", "actions", "policy",
-             "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
+             "shapes", "gauss_newton", "source", "saturated", "thin", "candidate", "white", "determined", "actions",
+             "policy", "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
              "starts.descent", "ranks", "ladder", "polish", "prune", "refine", "baselines", "evidence", "loop",
-             "verdict", "learn")), "learning",
+             "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
+             "formed_refine", "formed_learn", "formed_read", "clues", "questions",
+             "which", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "held_out", "jacobian", "rounding", "scaled", "identify", "radius", "report")),
+             "held_out", "jacobian", "rounding", "scaled", "identify", "chained", "factors", "kernel", "radius",
+             "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
              "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
          "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
-         "runs.traces", "report.figures", "report.story", "report.charts", "report.page", "report",
-         "cli.console", "cli.show", "cli.demo", "cli.make", "cli.learn", "cli.certify", "cli.train", "cli.hard",
-         "cli.main", "cli", "__main__"]
+         "runs.traces", "report.heads", "report.figures", "report.story", "report.charts", "report.page", "report",
+         "cli.console", "cli.show", "cli.demo", "cli.make", "cli.capture", "cli.learn", "cli.certify",
+         "cli.compare", "cli.train", "cli.hard", "cli.main", "cli", "__main__"]
 # Imported when asked for, or for the types alone.
 ASKED_FOR_BY_NAME = {("learning.learn", "sculpting.provable"), ("learning.settings", "sculpting.thresholds"),
-                     ("core.examples", "core.shards")}
+                     ("core.examples", "core.shards"), ("core.layer", "core.factored"),
+                     ("core.convert", "core.results")}
 
 
 def module_of(path):

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import headway as hw
 from headway.learning import loop
-from headway.learning.gauss_newton import OutOfTimeError
+from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
 from headway.learning.ladder import CARE, GROW, HOPE, Ladder, Strategy
 from headway.learning.loop import Loop
 from headway.learning.polish import ReadRank
@@ -253,6 +253,17 @@ def test_a_saturated_head_is_taken_to_the_floor_with_the_others(grown):
     found = refine_factors(source, near_the_truth(source, layer, grown), generator=torch.Generator().manual_seed(0))
     assert len(found.Theta) == 3
     assert found.error < 1e-12
+
+
+def test_steps_that_overshoot_in_a_saturated_head_are_held_back_until_they_do_not():
+    """Scores too large by half: a step as the linear model has it is thousands of times worse than none, whatever
+    the damping in units of the curvature, of which such a head has next to none."""
+    layer, X = with_a_hard_head()
+    source = source_of(hw.Examples(X, layer(X)))
+    model = ThinModel(source.problem(source.fit, 3, torch.float64))
+    found = gauss_newton(model, near_the_truth(source, layer, 1.5, off=0.1), damping=1e-2, inner=torch.float64,
+                         limit=7, inner_limit=100, generator=torch.Generator().manual_seed(0))
+    assert found.residual < 3e-4
 
 
 def test_two_heads_of_which_one_is_saturated_are_not_thought_alike():

@@ -15,10 +15,11 @@ from headway.learning import polish, ranks
 from headway.learning.determined import condition
 from headway.learning.gauss_newton import _Products, gauss_newton
 from headway.learning.loop import Loop
+from headway.learning.saturated import balanced, blocks_of
 from headway.learning.shapes import Span
 from headway.learning.starts import moments
 from headway.learning.starts.unmix import InSpan, unseen
-from headway.learning.thin import Thin, ThinModel, balanced
+from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Problem, Rows, evaluate, features_of
 
 SETTINGS = {
@@ -94,7 +95,7 @@ def test_rows_are_weighted_by_what_they_say_of_the_head_they_say_least_of(name):
     problem = small(50, **SETTINGS[name])
     shape = Thin.of(3 * normal(2, 5, 4, seed=52), normal(2, 4, 5, seed=53), 2, 3)
     point = ThinModel(problem).evaluate(shape)
-    roots = torch.cat([rows.valid.reshape(-1) for rows in balanced(problem, shape, point).chunks])
+    roots = torch.cat([rows.valid.reshape(-1) for rows in balanced(problem, shape.V, point).chunks])
     wanted = []
     for rows, r in zip(problem.chunks, point.residuals, strict=True):
         P = attention.patterns(rows.X, shape.theta(), rows.see)
@@ -104,9 +105,30 @@ def test_rows_are_weighted_by_what_they_say_of_the_head_they_say_least_of(name):
                 moved = [sum(float(P[s, a, i, b] ** 2 * ((rows.X[s, b] - h[i]) @ point.W[i]).square().sum())
                              for b in range(3)) for i in range(2)]
                 counts = rows.valid is None or bool(rows.valid[s, a] > 0)
-                wanted.append(counts * (min(moved) + float(r[3 * s + a].square().sum())) ** -0.5)
+                wanted.append(counts * (min(moved) + float(r[3 * s + a].square().sum())) ** -1)
     weights = torch.tensor(wanted, dtype=torch.float64)
     assert_close(roots.square(), weights / (weights.sum() / problem.rows), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "weighted and padded"])
+def test_the_curvature_of_a_head_in_A_and_in_B_is_what_products_make_of_it(name):
+    """By random vectors, so up to sampling."""
+    problem = small(60, **WEIGHTED[name])
+    shape = Thin.of(3 * normal(2, 5, 4, seed=62), normal(2, 4, 5, seed=63), 2, 3)
+    operator = ThinModel(problem).products(ThinModel(problem).evaluate(shape), shape, torch.float64)
+    draw = torch.Generator().manual_seed(0)
+    out = operator.O.view(2, 3, -1)[1]
+    parts = [blocks_of(1, problem, operator.kept, shape.A[1], out, draw) for _ in range(400)]
+    operator.inverse = torch.zeros_like(operator.inverse)  # without what the elimination of O takes away
+    sizes = 5 * 2, 4 * 2
+    for found, first, n in ((sum(p.A for p in parts) / 400, 0, sizes[0]),
+                            (sum(p.B for p in parts) / 400, sizes[0], sizes[1])):
+        true = torch.zeros(n, n, dtype=torch.float64)
+        for j in range(n):
+            v = torch.zeros_like(shape.value)
+            v[1, first + j] = 1.0
+            true[:, j] = operator.curvature(v)[1, first : first + n]
+        assert_close(found, true, rtol=0, atol=0.1 * float(true.abs().max()))
 
 
 def test_thin_gauges_are_free_and_the_metric_inverts_itself_across_them():

@@ -18,7 +18,7 @@ import torch
 from headway.core import checks
 from headway.core.counting import Size
 from headway.core.examples import Examples
-from headway.core.layer import AttentionLayer, load_layer
+from headway.core.layer import AttentionLayer, load_plain
 from headway.core.sources import draw
 from headway.hardness.families import FAMILIES, family
 from headway.hardness.secrets import parity
@@ -68,7 +68,7 @@ def trained_folder() -> Path:
 
 
 def _trained(name: str) -> Build:
-    return lambda seed: load_layer(trained_folder() / f"{name}.safetensors")
+    return lambda seed: load_plain(trained_folder() / f"{name}.safetensors")
 
 
 def zoo() -> list[Instance]:

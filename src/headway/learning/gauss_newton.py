@@ -26,6 +26,10 @@ from headway.linalg.projected import Point, Problem, Products, evaluate
 
 ROUGH = 1e-3  # relative residual above which steps need no more than three digits
 SMALL = 40_000  # rows up to which launching a product takes longer than the product
+FAILED, WELL, FAIR = 6.0, 12.0, 4.0  # damping: times this after a step that fails, divided after one as foreseen
+DEARER, CHEAPER = 6.0, 6.0  # the same of the price on changes of scores
+FORESEEN, PARTLY = 0.75, 0.25  # parts of the foreseen gain
+STALE = 0.1  # by which a gain may differ from the foreseen one until what preconditions is formed again
 NEAR = 0.05  # relative residual below which steps are worth a better preconditioner
 
 
@@ -61,6 +65,7 @@ class Solution:
     reason: str  # floor, target, converged, stalled, limit
     products: int  # Jacobian and adjoint products made
     damping: float = 1.0  # the last one, with which to go on
+    price: float = 1.0  # the same of the price on changes of scores
     ratio: float = 0.0  # of what the last step gained to what was foreseen
 
     @property
@@ -136,10 +141,12 @@ def gauss_newton(
     generator: torch.Generator,
     limit: int = 100,
     inner_limit: int = 300,
+    digits: float = 1e-3,
     target: float = 0.0,
     patience: int = 4,
     least_gain: float = 1e-3,
     damping: float = 1.0,
+    price: float = 1.0,
     budget: float = math.inf,
     inner: torch.dtype = torch.float32,
     report: Callable[[float], None] | None = None,
@@ -147,8 +154,9 @@ def gauss_newton(
 ) -> Solution:
     """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when ``patience`` steps in a
     row gain less than ``least_gain`` of the loss (stalled), when a full step would gain less than 1e-9
-    (converged), at ``limit`` steps, or after ``budget`` products with J and its transpose (limit). ``report`` hears
-    of every step, ``pulse`` is called at every product; either may end it by raising.
+    (converged), at ``limit`` steps, or after ``budget`` products with J and its transpose (limit). Steps are solved
+    to ``digits`` at best. ``report`` hears of every step, ``pulse`` is called at every product; either may end it
+    by raising.
     """
     scale = model.variation()
     eps = torch.finfo(model.dtype).eps
@@ -158,7 +166,7 @@ def gauss_newton(
     metric: Metric | None = None
     for _ in range(limit):
         operator = model.products(point, shape, inner)
-        if metric is None or history[-1] > 1e-3:  # below, Θ hardly moves and the old one serves
+        if metric is None or history[-1] > 1e-3 or abs(ratio - 1) > STALE:  # else Θ hardly moves
             metric = operator.metric(generator)
         exact = operator if inner == model.dtype else model.products(point, shape, model.dtype)
         g = exact.gradient(point.residuals)
@@ -169,10 +177,10 @@ def gauss_newton(
             break
         unit = (g / size).to(inner)
         # No more digits than the next residual can show: the last step may be a rough one.
-        tolerance = max(min(0.3, history[-1]), 1e-3, min(eps / history[-1], 0.1))
+        tolerance = max(min(0.3, history[-1]), digits, min(eps / history[-1], 0.1))
         accepted = False
         for _ in range(10):
-            hold, near = metric.damped(damping, point.loss)
+            hold, near = metric.damped(damping, price * point.loss)
 
             def apply(v: Tensor, op: Operator = operator, hold: Callable[[Tensor], Tensor] = hold) -> Tensor:
                 return op.curvature(v) + hold(v)
@@ -194,20 +202,21 @@ def gauss_newton(
                 break
             if gain < 1e-9 * point.loss or history[-1] < 100 * eps:
                 break
-            damping *= 6
+            damping, price = damping * FAILED, price * DEARER
         if not accepted:
             if history[-1] < 1e4 * eps:
                 reason = "floor"
             elif gain < 1e-9 * point.loss:
                 reason = "converged"
             elif inner != model.dtype:
-                inner, damping, metric = model.dtype, max(damping / 6**9, 1e-12), None
+                inner, damping, metric = model.dtype, max(damping / FAILED**9, 1e-12), None
                 continue
             else:
                 reason = "stalled"
             break
-        if ratio > 0.25:
-            damping = max(damping / (12 if ratio > 0.75 else 4), 1e-12)
+        if ratio > PARTLY:
+            damping = max(damping / (WELL if ratio > FORESEEN else FAIR), 1e-12)
+            price = max(price / CHEAPER, 1.0)
         drop = 1 - new.loss / point.loss
         shape, point = trial, new
         history.append(math.sqrt(point.loss / scale))
@@ -228,4 +237,4 @@ def gauss_newton(
             break
         if products > budget:
             break
-    return Solution(shape, point, tuple(history), reason, products, damping, ratio)
+    return Solution(shape, point, tuple(history), reason, products, damping, price, ratio)

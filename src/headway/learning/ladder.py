@@ -67,6 +67,7 @@ class Pace:
     trial: bool = True  # whether the damping to begin with comes from a trial step
     rows_first: bool = False  # more sequences before more digits, where others disagree
     products: tuple[int, int] = (300, 300)  # for one step at most, in float32 and in float64
+    digits: float = 1e-3  # to which a step is solved, at best
     exact: bool = False  # inner products in the precision of the outer ones; else in float32
 
 
@@ -80,11 +81,17 @@ class Strategy:
     def before(self, at: Ladder) -> None:
         """Before every stretch: smaller, where that costs nothing that matters."""
 
+    def enough(self, at: Ladder) -> bool:
+        """Before every stretch: whether to end here, because what comes next goes on better."""
+        return False
+
     def weigh(self, at: Ladder) -> None:
         """Right before the steps: rows weighted, or no longer."""
 
-    def after(self, at: Ladder, reason: str, before: float) -> None:
-        """After every stretch, which ended for a reason; ``before`` is the residual with which it began."""
+    def after(self, at: Ladder, reason: str, before: float) -> bool:
+        """After every stretch, which ended for a reason; ``before`` is the residual with which it began. Whether
+        something was changed with which to go on first."""
+        return False
 
     def inner(self, at: Ladder) -> int:
         """Products for one step at most."""
@@ -123,9 +130,11 @@ class Ladder:
         self.source, self.strategy, self.generator = source, strategy, generator
         self.report, self.pulse, self.log = report, pulse, log
         self.given, self.times, self.limit, self.left = sequences, 1, limit, limit
+        self.fewest = FEWEST
         self.floor = floor_of(source.examples.dtype)
         self.others = spaced(source.select, min(len(source.select), LOOKED_AT.get(source.device.type, 64)))
-        self.dtype, self.damping, self.products, self.creeping = torch.float32, HOPE, 0, 0
+        self.dtype, self.damping, self.price = torch.float32, HOPE, 1.0
+        self.products, self.creeping = 0, 0
         self.begun = False
         self.count = self.sequences(shape)
         self.place(shape)
@@ -147,7 +156,7 @@ class Ladder:
             return min(self.times * self.given, self.most(shape))
         examples = self.source.examples
         size = Size(self.source.d, examples.out_width, examples.length, examples.mask, shape.q, shape.V.shape[2])
-        return min(max(FEWEST, ROWS * self.times * size.floor(len(shape.value))), self.most(shape))
+        return min(max(self.fewest, ROWS * self.times * size.floor(len(shape.value))), self.most(shape))
 
     def place(self, shape: Any) -> None:
         """Go on from ``shape``."""
@@ -204,8 +213,9 @@ class Ladder:
 
     def solve(self, shape: Any, limit: int, **settings: Any) -> Solution:
         pace = self.strategy.pace
-        found = gauss_newton(self.model, shape, generator=self.generator, limit=limit, report=self.report,
-                             pulse=self.pulse, inner=self.dtype if pace.exact else torch.float32, **settings)
+        found = gauss_newton(self.model, shape, generator=self.generator, limit=limit, digits=pace.digits,
+                             report=self.report, pulse=self.pulse,
+                             inner=self.dtype if pace.exact else torch.float32, **settings)
         self.products += found.products
         return found
 
@@ -219,9 +229,10 @@ class Ladder:
         target = next((left for left in targets if left < self.residual), targets[-1])
         patience = HASTY if pace.hasty and self.residual > NEAR else {}
         found = self.solve(self.shape, min(pace.stride or self.left, self.left), target=target,
-                           damping=self.damping, inner_limit=self.strategy.inner(self), **patience)
+                           damping=self.damping, price=self.price, inner_limit=self.strategy.inner(self),
+                           **patience)
         self.left -= max(1, len(found.history) - 1)
-        self.damping = found.damping
+        self.damping, self.price = found.damping, found.price
         self.take(found.shape, found.point)
         self.say(f"{len(self.shape.value)} heads of {_ranks(self.shape)}; {self.count} sequences, residual "
                  f"{self.residual:.1e}, others {self.other:.1e}, {found.reason}")
@@ -275,10 +286,13 @@ class Ladder:
             self.sharpen()
         while self.left > 0:
             self.strategy.before(self)
+            if self.strategy.enough(self):
+                return "target"
             before = self.residual
             reason = self.stretch()
             self.creeping = self.creeping + 1 if self.residual > before / CREEPS else 0
-            self.strategy.after(self, reason, before)
+            if self.strategy.after(self, reason, before) and self.left > 0:
+                continue
             if self.slow(reason, before):
                 reason = "slow"
             ended = reason in ENDS or self.left <= 0

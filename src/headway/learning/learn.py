@@ -16,17 +16,21 @@ import numpy as np
 import torch
 
 from headway.core import checks
-from headway.core.examples import Examples
+from headway.core.examples import Examples, keys_of_their_own
+from headway.core.forms import Form
 from headway.core.names import BASELINES
 from headway.core.results import Fit, NotLearnedError
 from headway.core.shards import Shards
 from headway.core.sources import Answers
+from headway.core.words import data_of, form_from
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
+from headway.learning.formed_learn import Clock, Wanted, learn_form
 from headway.learning.loop import Asked, Loop, Progress
 from headway.learning.settings import Auto, Sculpt, Settings, resolved
 from headway.learning.source import spaced
 from headway.learning.verdict import conclude
+from headway.learning.which import learn_some_form
 from headway.runs.store import Run, Stage
 
 
@@ -36,6 +40,7 @@ def learn(
     heads: int | str = "auto",
     method: str | Settings = "auto",
     *,
+    form: Form | str = "plain",
     rank: int | str | None = "auto",
     seconds: float | None = None,
     seed: int = 0,
@@ -58,11 +63,18 @@ def learn(
     imposes it, None never. seconds: stop after about this long with the best fit so far (what a resumed run finds
     then depends on the clock).
 
+    form: "plain" is the layer above. A ``Form`` says how else scores come about: turned queries and keys, offsets,
+    windows, caps, sinks, norms, gates; of the unknowns in it only their kind is read. "auto" finds out which: a
+    black box that may be asked for more is asked, else the errors of descents are compared. The
+    layer of the fit is then a ``FactoredLayer`` with heads of size ``rank`` ("auto": found), keys may come from
+    other sequences; another method than "auto" is refused.
+
     The examples are split in three: a tenth (1,000 at most) chooses starts, counts and ranks; a twentieth (1,000
     at most) is looked at once, by the verdict; the rest is fitted. strict=True raises NotLearnedError unless the
     status is ok. run: a folder that keeps the stages and the result; it belongs to these examples and settings, and
     others are refused. An interrupted run goes on, one whose seconds ran out goes on for as many more, a finished
-    one is read back. progress: called with {"stage", "residual", "heads"}.
+    one is read back. Where a form is given a stage is a descent or a refinement; one that time cuts short is begun
+    again. progress: called with {"stage", "residual", "heads"}.
 
     >>> from headway.core.layer import AttentionLayer
     >>> from headway.core.sources import draw
@@ -71,6 +83,8 @@ def learn(
     >>> fit.layer.heads, fit.status.kind
     (2, 'recovered')
     """
+    if not (isinstance(form, str) and form == "plain"):
+        return _any_form(examples, form, heads, method, rank, seconds, seed, device, run, strict, progress)
     settings = resolved(method)
     wanted = checks.count_or("heads", heads, "auto")
     rank = checks.count_or("rank", rank, "auto", None)
@@ -86,6 +100,43 @@ def learn(
                       own.limit, seconds, int(seed))
         loop = Loop(examples, asked, device, kept, progress)
         fit = replace(_learned(loop, settings), settings=options, seed=int(seed))
+        if kept is not None:
+            kept.finish(fit, examples.hashes())
+    if strict and not fit.status.ok:
+        raise NotLearnedError(fit)
+    return fit
+
+
+def _any_form(
+    examples: Examples, form: Form | str, heads: int | str, method: str | Settings, rank: int | str | None,
+    seconds: float | None, seed: int, device: torch.device | str | None, run: Any, strict: bool,
+    progress: Progress | None,
+) -> Fit:
+    """A layer in factors, whatever its form."""
+    if not isinstance(form, Form) and not (isinstance(form, str) and form == "auto"):
+        checks.refuse("form", "'plain', 'auto' or a headway.Form", repr(form),
+                      "headway.Form(rotary=headway.Rotary())")
+    if method != "auto":
+        checks.refuse("method", "nothing where a form is given: all forms are learned alike", repr(method),
+                      "leave it out, or form='plain'")
+    if rank is None:
+        checks.refuse("rank", "'auto' or the size of a head, where a form is given", None, "rank='auto'")
+    wanted, size = checks.count_or("heads", heads, "auto"), checks.count_or("rank", rank, "auto")
+    _sound(examples, seconds, seed)
+    options = {"heads": wanted, "method": "auto", "rank": size, "seconds": seconds, "seed": int(seed),
+               "device": None if device is None else str(device),
+               "form": "auto" if isinstance(form, str) else data_of(form)}
+    kept = _kept(run, examples, options, Auto())
+    if kept is not None and kept.finished:
+        fit = kept.fit()
+    else:
+        ask = Wanted(wanted if isinstance(wanted, int) else None, size if isinstance(size, int) else None, seconds,
+                     int(seed))
+        clock = Clock(seconds, progress, kept)
+        # A resumed run knows of the form what its options say.
+        fit = (learn_some_form(examples, ask, device, clock=clock) if isinstance(form, str)
+               else learn_form(examples, form_from(data_of(form)), ask, device, clock=clock))
+        fit = replace(fit, settings=options, seed=int(seed))
         if kept is not None:
             kept.finish(fit, examples.hashes())
     if strict and not fit.status.ok:
@@ -127,6 +178,19 @@ def _check(
     examples: Any, settings: Settings, heads: int | str | None, rank: int | str | None, seconds: float | None,
     seed: int,
 ) -> None:
+    _sound(examples, seconds, seed)
+    keys_of_their_own(examples, "form='auto' (--form auto), or another form, which knows them")
+    if isinstance(rank, int):
+        checks.whole("rank", rank, 1, examples.width)
+    if settings.method in BASELINES and not isinstance(heads, int):
+        checks.refuse("heads", f"a whole number with method={settings.method!r}", repr(heads),
+                      "method='auto', which finds the count, or heads=4")
+    if settings.method in ("descent", "lbfgs") and rank != "auto":
+        checks.refuse("rank", f"nothing with method={settings.method!r}, which does not use it", repr(rank),
+                      "leave it out, or method='adam'")
+
+
+def _sound(examples: Any, seconds: float | None, seed: int) -> None:
     if not isinstance(examples, Examples):
         checks.refuse("examples", "an Examples object", type(examples).__name__,
                       "headway.Examples(X, Y), or headway.ask(f, …) for a black box")
@@ -138,14 +202,6 @@ def _check(
     checks.whole("seed", seed, 0)
     if seconds is not None:
         checks.number("seconds", seconds, strictly=True)
-    if isinstance(rank, int):
-        checks.whole("rank", rank, 1, examples.width)
-    if settings.method in BASELINES and not isinstance(heads, int):
-        checks.refuse("heads", f"a whole number with method={settings.method!r}", repr(heads),
-                      "method='auto', which finds the count, or heads=4")
-    if settings.method in ("descent", "lbfgs") and rank != "auto":
-        checks.refuse("rank", f"nothing with method={settings.method!r}, which does not use it", repr(rank),
-                      "leave it out, or method='adam'")
 
 
 def _kept(

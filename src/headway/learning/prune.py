@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Cut:
     what: str
 
 
-def without_cost(point: ThinPoint, heads: int) -> Tensor:
+def without_cost(point: Any, heads: int) -> Tensor:
     """By how much ρ grows without each head, the others solved again."""
     inverse = torch.cholesky_inverse(point.factor.double())
     p = len(point.out) // heads

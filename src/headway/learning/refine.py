@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -30,19 +31,20 @@ from headway.learning.prune import (
     step_down,
 )
 from headway.learning.ranks import NARROW
+from headway.learning.saturated import balanced, saturated
 from headway.learning.source import Source
-from headway.learning.thin import Thin, ThinModel, ThinPoint, balanced
+from headway.learning.thin import Thin, ThinModel, ThinPoint
 
 STEPS = 2  # of Gauss–Newton between two looks at what may go
 TRIAL = 4  # at most, to see whether a cut is given back
 INNER = (150, 500)  # products for one step, at most, in float32 and in float64
 BALANCED = 300  # the same, where rows are balanced
 GROW = 2  # times the sequences, when others disagree
-HARD = 8  # the same where a head is saturated: a row says less of it than counted
+HARD = 4  # the same where a head is saturated: a row says less of it than counted
 BATCH = 16.0  # times the loss that heads taken away together may leave before the steps that give it back
 BOLD = 400.0  # the same, when steps gain next to nothing
-LAZY = 2.0  # gain of a few steps below which rows are weighted, or no longer, for saturated heads
-SATURATED = 0.1  # part of the heads' median answer to a change of scores below which one may be saturated
+WIDE = 4096  # unknowns of a head from which rows are weighted at once: trying it without costs too much
+LAZY, LAZIER = 4.0, 1.5  # gains of a few steps below which rows are weighted for saturated heads, and no longer
 SOFTER, SOFTEST, GIVEN = 0.85, 20, 4.0  # factors on its scores that are tried; times the loss that it may cost
 FREE = 0.3  # part of what is left that cuts may cost without being tried
 AGAIN = 0.3  # how far the residual must fall before a cut that failed is tried again
@@ -57,6 +59,7 @@ class Cuts(Strategy):
         self.soft = self.bold = math.inf  # and when heads were last made softer, and a larger cut was tried
         self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
         self.balance = False  # whether rows are weighted for the sake of saturated heads
+        self.others = math.inf  # the error on other sequences before the last steps
 
     # -- what the ladder asks for ---------------------------------------------------------------------------
 
@@ -65,7 +68,11 @@ class Cuts(Strategy):
         return Pace(stride=STEPS, products=INNER, exact=True, trial=False, rows_first=True)
 
     def before(self, at: Ladder) -> None:
-        """Smaller; the first time softer too."""
+        """Smaller; the first time on more rows, where a head is saturated, and softer too."""
+        if self.soft == math.inf and hard_heads(at):
+            self.balance = at.shape.A[0].numel() > WIDE
+            at.grow()
+            at.fewest = at.count
         self.cut(at)
         if self.soft == math.inf:
             self.soft = at.residual
@@ -75,21 +82,26 @@ class Cuts(Strategy):
         return super().inner(at) if at.model.problem is at.problem else BALANCED
 
     def more(self, at: Ladder) -> int:
-        hard = bool(saturated(at))
-        self.balance = self.balance or hard
-        return HARD if hard else GROW
+        return HARD if hard_heads(at) else GROW
 
     def weigh(self, at: Ladder) -> None:
         """Rows balanced, or no longer; only where a head is saturated."""
-        if self.balance and saturated(at):
+        self.others = at.other
+        if self.balance and hard_heads(at):
             plain = ThinModel(at.problem).evaluate(at.shape)
-            at.solve_on(balanced(at.problem, at.shape, plain))
+            at.solve_on(balanced(at.problem, at.shape.V, plain))
         elif at.model.problem is not at.problem:
             at.solve_on(at.problem)
 
-    def after(self, at: Ladder, reason: str, before: float) -> None:
-        if reason == "limit" and before / LAZY < at.residual < NARROW:
-            self.balance = not self.balance  # what slows the steps under the one may not under the other
+    def after(self, at: Ladder, reason: str, before: float) -> bool:
+        """What slows the steps under the one may not under the other; where others disagree, rows that are balanced
+        say more of a saturated head than more rows do."""
+        least = LAZIER if self.balance else LAZY
+        lazy = reason == "limit" and before / least < at.residual < NARROW and self.others / least < at.other
+        if lazy or (at.slow(reason, before) if self.balance else at.overfitted and bool(hard_heads(at))):
+            self.balance = not self.balance
+            return True
+        return False
 
     def stuck(self, at: Ladder) -> bool:
         """Steps that creep: scores made softer, then a larger cut."""
@@ -118,7 +130,7 @@ class Cuts(Strategy):
         Where a pattern is nearer to 0 and 1 than the true one, a step has to be larger the smaller what it acts on,
         and fails; where it is farther, each step gains a factor e.
         """
-        for i in saturated(at) if self.softening else []:
+        for i in hard_heads(at) if self.softening else []:
             shapes = [softer(at.shape, i, SOFTER**j) for j in range(SOFTEST)]
             points = [at.model.evaluate(shape) for shape in shapes]
             least = min(point.loss for point in points)
@@ -185,12 +197,12 @@ class Cuts(Strategy):
             self.failed[wide, narrow] = at.residual
 
 
-def tried(at: Ladder, shape: Thin, cost: float, what: str) -> bool:
+def tried(at: Ladder, shape: Any, cost: float, what: str) -> bool:
     """A smaller fit, kept if a few steps give back what it costs, on other sequences too."""
     if cost > NEAR**2 * at.scale:
         return False
     met = math.sqrt(at.point.loss / at.scale)
-    found = at.solve(shape, TRIAL, damping=max(at.damping, 1e-3), inner_limit=INNER[0],
+    found = at.solve(shape, TRIAL, damping=max(at.damping, 1e-3), price=at.price, inner_limit=INNER[0],
                      target=max(0.9 * met, at.floor / 64))
     other, rest = at.error_of(found.point), at.rest(found.point)
     kept = found.residual <= max(met, at.floor / 16) and other <= max(2 * at.other, 3 * rest, at.floor)
@@ -199,7 +211,7 @@ def tried(at: Ladder, shape: Thin, cost: float, what: str) -> bool:
     at.say(f"{what}: {'kept' if kept else 'not kept'}; expected {math.sqrt(cost / at.scale):.1e}, "
            f"residual {at.residual:.1e} → {rest:.1e}")
     if kept:
-        at.damping = found.damping
+        at.damping, at.price = found.damping, found.price
         at.take(found.shape, found.point)
     return kept
 
@@ -211,13 +223,10 @@ def moments(at: Ladder, shape: Thin | None = None, point: ThinPoint | None = Non
     return found
 
 
-def saturated(at: Ladder) -> list[int]:
-    """Heads whose output hardly answers to a change of their scores."""
+def hard_heads(at: Ladder) -> list[int]:
+    """Heads that are saturated where the ladder stands."""
     _, M, T = moments(at)
-    share = (at.point.W * (T @ at.point.W)).sum((1, 2))  # of the output
-    moved = M.diagonal(dim1=1, dim2=2).sum(1) / share.clamp_min(1e-30)
-    found: list[int] = torch.nonzero(moved < SATURATED * moved.median()).flatten().tolist()
-    return found
+    return saturated(at.point.W, M, T)
 
 
 def softer(shape: Thin, head: int, factor: float) -> Thin:

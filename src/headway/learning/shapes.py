@@ -20,16 +20,17 @@ from headway.linalg.krylov import Linear
 
 @dataclass(frozen=True)
 class Metric:
-    """D and D⁻¹: what a step costs, to first order. ``under`` says, for a damping λ and the loss, what is added to
-    the curvature (λD unless more is known) and a metric near the sum, by which to precondition (D itself)."""
+    """D and D⁻¹: what a step costs, to first order. ``under`` says, for a damping λ and the loss times the price on
+    changes of scores, what is added to the curvature (λD unless more is known) and a metric near the sum, by which
+    to precondition (D itself)."""
 
     apply: Linear
     solve: Linear
     under: Callable[[float, float], tuple[Linear, Metric]] | None = None
 
-    def damped(self, damping: float, loss: float) -> tuple[Linear, Metric]:
+    def damped(self, damping: float, held: float) -> tuple[Linear, Metric]:
         if self.under is not None:
-            return self.under(damping, loss)
+            return self.under(damping, held)
         return lambda v: damping * self.apply(v), self
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from headway.core import attention
 from headway.core.devices import normal
 from headway.learning.gauss_newton import LeastSquares
+from headway.learning.saturated import blocks_of, exactly, saturated
 from headway.learning.shapes import Metric, inverse, lifted
 from headway.linalg.krylov import Linear
 from headway.linalg.projected import Problem, Rows, cholesky
@@ -208,15 +209,18 @@ class ThinProducts:
         A head whose patterns are saturated has next to no curvature, and a step damped in units of its curvature
         moves its scores by far more than the linear model allows: the step fails, or rows are met by heart. So
         changes of scores have a price of their own, all queries alike: PRICE · the loss, which ends with it and so
-        does not slow the last steps. With K_i that and the damping together, what preconditions is near
-        S_i ⊗ M_i + S ⊗ K_i: (S_i + rS) ⊗ (M_i + K_i/r), r² = tr K_i/tr M_i.
+        does not slow the last steps; more after a step that failed (gauss_newton.py). With K_i that and the damping
+        together, what preconditions is near S_i ⊗ M_i + S ⊗ K_i: (S_i + rS) ⊗ (M_i + K_i/r), r² = tr K_i/tr M_i.
+        For saturated heads that is not near enough (saturated.py).
         """
         S, M, T = self.moments(generator)
         eye = torch.eye(self.shape.width, dtype=M.dtype, device=M.device)
         alike = lifted(self.queries()).expand_as(S)
+        out = self.O.view(len(M), -1, self.O.shape[1])
+        blocks = [blocks_of(i, self.problem, self.kept, self.shape.A[i], out[i], generator)
+                  for i in saturated(self.W, M, T)]
         M = lifted(M)
         A, B, V = self.shape.A, self.shape.B, self.shape.V
-        out = self.O.view(len(M), -1, self.O.shape[1])
         last = lifted(T), lifted(out @ out.mT)
         across = V @ inverse(V.mT @ last[0] @ V) @ V.mT
         back_last = inverse(last[0]) - across, inverse(last[1])
@@ -232,43 +236,17 @@ class ThinProducts:
             back[1] = back[1][0] - B @ back[0][1] @ B.mT, back[1][1]
             return Metric(by([*pairs, last]), by([*back, back_last]))
 
-        def under(damping: float, loss: float) -> tuple[Linear, Metric]:
-            K = damping * M + PRICE * loss * eye
+        def under(damping: float, held: float) -> tuple[Linear, Metric]:
+            K = damping * M + PRICE * held * eye
             ratio = _size(K) / _size(M).clamp_min(torch.finfo(M.dtype).tiny * 1e6)
             root = ratio.sqrt().clamp(1e-6, 1e3)[:, None, None]
             hold = by([(alike, B.mT @ K @ B), (K, A.mT @ alike @ A), (damping * last[0], last[1])])
-            return hold, of(lifted(S + root * alike, LIFT), lifted(M + K / root))
+            near = of(lifted(S + root * alike, LIFT), lifted(M + K / root))
+            found = [part.held(A[part.head], B[part.head], alike[0], K[part.head])
+                     for part in blocks if part is not None]
+            return hold, exactly(near, found)
 
         return replace(of(alike, M), under=under)
-
-
-def balanced(problem: Problem, shape: Thin, point: ThinPoint) -> Problem:
-    """The same rows, those weighted up that say little about the head they say least of.
-
-    Labels of a layer are met by its heads whatever the weights, so these may be chosen for the solve. With the
-    scores of head i a row moves by c_i = Σ_b p_b²‖W_iᵀ(x_b − h)‖², which for a saturated head differs by ten orders
-    of magnitude from row to row: conjugate gradients then hear the loudest rows alone. The weight of a row is
-    (min_i c_i + ‖r‖²)^(−1/2), r what is left of it (at least its rounding): a row that is not met yet is not made
-    louder. Weights that undo the differences wholly, without the root, make other heads badly conditioned.
-    """
-    m, _, p = shape.V.shape
-    out = point.out.view(m, p, -1)
-    K = out @ out.mT
-    weights = []
-    for rows, ((_, _, Z, P), _), r in zip(problem.chunks, point.kept, point.residuals, strict=True):
-        h, ZK = P @ Z, Z @ K
-        apart = (ZK * Z).sum(3).unsqueeze(2) - 2 * h @ ZK.mT + ((h @ K) * h).sum(3, keepdim=True)
-        says = (P.square() * apart.clamp_min(0)).sum(3).amin(1).unsqueeze(2)
-        rounding = torch.finfo(r.dtype).eps * rows.Y.norm(dim=2, keepdim=True)
-        says = says + r.view_as(rows.Y).square().sum(2, keepdim=True) + rounding.square()
-        weight = says.clamp_min(torch.finfo(says.dtype).tiny * 1e6).rsqrt()
-        weights.append(weight if rows.valid is None else weight * (rows.valid > 0))
-    mean = sum(float(weight.sum()) for weight in weights) / problem.rows
-    chunks = []
-    for rows, weight in zip(problem.chunks, weights, strict=True):
-        root = (weight / mean).sqrt()
-        chunks.append(replace(rows, Y=rows.Y * root, valid=root))
-    return replace(problem, chunks=tuple(chunks))
 
 
 def _size(D: Tensor) -> Tensor:

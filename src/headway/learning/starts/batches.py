@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from headway.core.examples import BLOCK, Examples
 from headway.core.sources import Answers
 from headway.learning.source import Source, prints_of, spaced
 
-Model = Callable[[Tensor, Sequence[Tensor], Tensor | None], Tensor]  # F(X) from X, the unknowns and what is seen
+Model = Callable[[Any, Sequence[Tensor], Tensor | None], Tensor]  # F(X) from inputs, the unknowns and what is seen
 PIECE = 16 << 20  # bytes read at once from a long list
 AHEAD = 2  # pieces read and not yet used
 MET = {"cuda": 8, "cpu": 1}  # times a sequence is met before another takes its place: a GPU outruns the files
@@ -32,16 +33,25 @@ MET = {"cuda": 8, "cpu": 1}  # times a sequence is met before another takes its 
 
 @dataclass(frozen=True)
 class Table:
-    """Sequences on one device: X (n, k, d), Y (n, k, e), what is seen (1 or n, k, k), which rows count."""
+    """Sequences on one device: X (n, k, d), Y (n, k, e), what is seen (1 or n, k, k), which rows count; keys of
+    other sequences and positions, where there are some."""
 
     X: Tensor
     Y: Tensor
     see: Tensor | None = None
     valid: Tensor | None = None
+    Z: Tensor | None = None
+    here: Tensor | None = None
+    there: Tensor | None = None
+
+    @property
+    def inputs(self) -> Any:
+        """What a model is called with: X alone, or with keys and positions."""
+        more = (self.Z, self.here, self.there)
+        return self.X if all(part is None for part in more) else (self.X, *more)
 
     def pick(self, index: Tensor) -> Table:
-        see = self.see if self.see is None or self.see.shape[0] == 1 else self.see[index]
-        return Table(self.X[index], self.Y[index], see, None if self.valid is None else self.valid[index])
+        return self._each(lambda part: part[index])
 
     def put(self, index: Tensor, other: Table) -> None:
         """Write the sequences of another table over these, in place."""
@@ -52,9 +62,13 @@ class Table:
 
     def part(self, begin: int, end: int) -> Table:
         """The sequences from ``begin`` up to ``end``; no copy."""
-        at = slice(begin, end)
-        see = self.see if self.see is None or self.see.shape[0] == 1 else self.see[at]
-        return Table(self.X[at], self.Y[at], see, None if self.valid is None else self.valid[at])
+        return self._each(lambda part: part[begin:end])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Table:
+        """Every part changed that has one entry for each sequence."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Table(**{name: part if part is None or (name == "see" and part.shape[0] == 1) else change(part)
+                        for name, part in parts.items()})
 
     def empty(self, count: int) -> Table:
         """Memory for ``count`` such sequences."""
@@ -63,7 +77,8 @@ class Table:
             return None if part is None else part.new_empty(count, *part.shape[1:])
 
         return Table(self.X.new_empty(count, *self.X.shape[1:]), self.Y.new_empty(count, *self.Y.shape[1:]),
-                     self.see if self.valid is None else like(self.see), like(self.valid))
+                     self.see if self.valid is None else like(self.see), like(self.valid), like(self.Z),
+                     like(self.here), like(self.there))
 
     def mean_square(self, R: Tensor) -> Tensor:
         if self.valid is None:
@@ -86,7 +101,7 @@ class Table:
         total = 0.0
         for at in torch.split(torch.arange(len(self.X), device=self.X.device), sequences):
             part = self.pick(at)
-            total += part.rows * float(part.mean_square(model(part.X, values, part.see) - part.Y))
+            total += part.rows * float(part.mean_square(model(part.inputs, values, part.see) - part.Y))
         return total / self.rows
 
 
@@ -96,8 +111,13 @@ def table_of(source: Source, index: np.ndarray, dtype: torch.dtype = torch.float
     see = parts[0].see
     if see is not None and see.shape[0] > 1:
         see = torch.cat([part.see for part in parts if part.see is not None])
-    valid = None if parts[0].valid is None else torch.cat([part.valid for part in parts if part.valid is not None])
-    return Table(torch.cat([part.X for part in parts]), torch.cat([part.Y for part in parts]), see, valid)
+
+    def joined(name: str) -> Tensor | None:
+        found = [getattr(part, name, None) for part in parts]
+        return None if found[0] is None else torch.cat([part for part in found if part is not None])
+
+    return Table(torch.cat([part.X for part in parts]), torch.cat([part.Y for part in parts]), see,
+                 *(joined(name) for name in ("valid", "Z", "here", "there")))
 
 
 class Batches:
@@ -174,7 +194,8 @@ class Feed(ABC):
             if part is None:
                 return None
             rows = self.source.rows_of(part, torch.float32)
-            self.left = Table(rows.X, rows.Y, rows.see, rows.valid)
+            self.left = Table(rows.X, rows.Y, rows.see, rows.valid,
+                              *(getattr(rows, name, None) for name in ("Z", "here", "there")))
         whole, n = self.left, len(self.left.X)
         self.left = whole.part(most, n) if most < n else None
         return whole.part(0, min(most, n))

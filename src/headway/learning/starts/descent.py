@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -63,6 +63,13 @@ class Factors:
     def parts(self) -> list[Tensor]:
         return [self.A, self.B, self.V, self.O, self.offset]
 
+    def like(self, parts: Sequence[Tensor]) -> Factors:
+        return Factors(*parts)
+
+    @property
+    def model(self) -> Model:
+        return _model
+
     def keep(self, heads: Tensor) -> Self:
         return replace(self, A=self.A[heads], B=self.B[heads], V=self.V[heads], O=self.O[heads])
 
@@ -104,7 +111,7 @@ def predict(X: Tensor, f: Factors, see: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Descended:
-    factors: Factors
+    factors: Any  # Factors, or FormFactors of formed_start.py
     error: float  # relative, on the sequences looked at
     fitted: float  # relative, on the last batch
     steps: int
@@ -115,7 +122,7 @@ class Descended:
 
 
 def descend(
-    fit: Table, select: Table, begin: Factors, *, generator: torch.Generator, rate: float = 2e-3,
+    fit: Table, select: Table, begin: Any, *, generator: torch.Generator, rate: float = 2e-3,
     decay: float = 0.0,
     limit: int = 20_000, target: float = TARGET, rows: int | None = None, feed: Feed | None = None,
     report: Callable[[float], None] | None = None,
@@ -128,7 +135,8 @@ def descend(
     size = min(len(fit.X), max(8, (rows or ROWS.get(device.type, ROWS["cpu"])) // k))
     spread, spread_fit = select.spread(), fit.spread()
     batches = Batches(fit, size, generator, feed, MET.get(device.type, 1))
-    step = Step(batches, _model, begin.parts(), decay=decay)
+    model: Model = begin.model
+    step = Step(batches, model, begin.parts(), decay=decay)
     curve: list[tuple[int, float, float]] = []
     best, best_at, ending, done, reason = math.inf, 0, 0, 0, "limit"
     begun_at = 0
@@ -145,7 +153,7 @@ def descend(
             done += 1
             if done % LOOK:
                 continue
-            error = math.sqrt(select.error(_model, step.values) / spread)
+            error = math.sqrt(select.error(model, step.values) / spread)
             batch = math.sqrt(step.loss() / spread_fit)
             curve.append((done, batch, error))
             if report is not None:
@@ -169,8 +177,8 @@ def descend(
             ending, begun_at = max(ENDS * LOOK, done // 2 // LOOK * LOOK), done
     except OutOfTimeError:
         reason = "time"
-    error = math.sqrt(select.error(_model, step.values) / spread)
-    return Descended(Factors(*step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason,
+    error = math.sqrt(select.error(model, step.values) / spread)
+    return Descended(begin.like(step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason,
                      int(batches.different), 0 if feed is None else feed.asked, tuple(curve))
 
 
@@ -222,7 +230,7 @@ class Step:
         part = self.batches.now()
         for value in self.values:
             value.grad = None
-        loss = part.mean_square(self.model(part.X, self.values, part.see) - part.Y)
+        loss = part.mean_square(self.model(part.inputs, self.values, part.see) - part.Y)
         loss.backward()  # type: ignore[no-untyped-call]
         self.adam.step()
         self.last.copy_(loss.detach())

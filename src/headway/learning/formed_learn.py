@@ -1,0 +1,398 @@
+"""From examples of a layer whose form is known to all its factors: descent, cuts and refinement, a verdict.
+
+Every head begins with keys of its own, and there are more heads than needed. The first attempt has few heads of a
+moderate size; where it does not reach the labels, the next ones have more, larger ones or another start. A run
+keeps the factors that every descent and every refinement ended in, and the error of every form that was compared.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.core import checks
+from headway.core.counting import Size
+from headway.core.devices import normal
+from headway.core.examples import Examples
+from headway.core.factored import FactoredLayer
+from headway.core.forms import Form, Sight
+from headway.core.results import Fit, Status
+from headway.core.sources import Answers
+from headway.learning.formed import Formed, FormedModel, chain_of, features
+from headway.learning.formed_groups import grouped
+from headway.learning.formed_refine import FormCandidate, refine_form
+from headway.learning.formed_source import FormSource
+from headway.learning.formed_start import form_descended, template
+from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
+from headway.learning.ladder import FITTED, floor_of
+from headway.learning.source import spaced
+from headway.learning.verdict import SAFE, STALLED, heads_of
+from headway.runs.store import Run, Stage
+
+FIRST = 8  # heads of the first attempt, where their number is not given
+MOST = 64  # heads of the last one
+WIDE = 512  # width from which twice as many heads come first
+WIDE_HEAD = 64  # size of a head of the first attempt, at most
+SPARE = 1.5  # times the heads that are given, to begin with
+HOPELESS = 0.9  # error of a descent that is not refined: nothing was found
+AGAIN = 3  # starts with as many heads as there are different patterns, where heads share some
+SAME = 1e-2  # mean distance of patterns (2 at most) below which they count as the same
+LOOKED = 32  # sequences on which they are compared
+PUSH = 1e-3  # part of the factors by which they are pushed to see whether they come back
+BACK = 1e-4  # part of the change that may be left then
+STEPS = 15  # of Gauss–Newton on the way back
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller asked for, resolved."""
+
+    heads: int | None
+    size: int | None
+    seconds: float | None
+    seed: int
+
+
+class _CutError(Exception):
+    """A stage whose time ran out: what it reached is used, but not kept."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+
+class Clock:
+    """When to stop, who hears of progress, and what was done so far, kept in a run where there is one."""
+
+    def __init__(self, seconds: float | None, progress: Progress | None, run: Run | None = None) -> None:
+        self.begun = time.perf_counter()
+        self.deadline = math.inf if seconds is None else self.begun + seconds
+        self.progress, self.run = progress, run
+        self.now: dict[str, Any] = {"stage": "frame", "heads": 0}
+        self.trace: list[dict[str, Any]] = []
+        self.curve: list[tuple[float, float]] = []  # of the stage under way: when, and the error then
+        self.cut = False  # whether a stage was: what follows is made of less than it should be, and not kept either
+
+    def stage(self, kind: str, heads: int, compute: Callable[[], Stage]) -> Stage:
+        """What ``compute`` finds, as the next stage of this kind: read back where the run has it. Its random
+        numbers must be its own: those of later stages do not depend on whether it was computed or read."""
+        number = 1 + sum(event["stage"].rpartition("-")[0] == kind for event in self.trace)
+        name = f"{kind}-{number}"
+        self.now = {"stage": name, "heads": heads}
+        if self.progress is not None:
+            self.progress({**self.now, "residual": None})
+        begun, self.curve = self.spent, []
+
+        def timed() -> Stage:
+            tensors, info = compute()
+            curve = [[round(at - begun, 4), float(f"{left:.4g}")] for at, left in self.curve]
+            info = {**info, "seconds": self.spent - begun, **({"curve": curve} if curve else {})}
+            if info.get("reason") == "time":
+                raise _CutError((tensors, info))
+            return tensors, info
+
+        try:
+            tensors, info = timed() if self.run is None or self.cut else self.run.stage(name, timed)
+        except _CutError as cut:
+            self.cut, (tensors, info) = True, cut.stage
+        except OutOfTimeError:
+            self.cut = True
+            raise
+        self.trace.append({"stage": name, "heads": heads, **info})
+        return tensors, info
+
+    def pulse(self) -> None:
+        if time.perf_counter() > self.deadline:
+            raise OutOfTimeError
+
+    def report(self, residual: float | None) -> None:
+        self.pulse()
+        if residual is not None and math.isfinite(residual):
+            self.curve.append((self.spent, residual))
+        if self.progress is not None:
+            self.progress({**self.now, "residual": residual})
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.begun
+
+    @property
+    def left(self) -> bool:
+        """Whether there is time for more."""
+        return time.perf_counter() < self.deadline
+
+
+def learn_form(
+    examples: Examples, form: Form, wanted: Wanted, device: torch.device | str | None = None,
+    progress: Progress | None = None, clock: Clock | None = None, source: FormSource | None = None,
+) -> Fit:
+    """All factors of a layer of this form, and what may be said of them."""
+    clock = clock or Clock(wanted.seconds, progress)
+    form = with_mask(form, examples)
+    source = FormSource(examples, form, device) if source is None else source.of_form(form)
+    best = search(source, form, wanted, clock)
+    return conclude(source, best, wanted, clock)
+
+
+def with_mask(form: Form, examples: Examples) -> Form:
+    """A form that looks back only where the examples say so."""
+    if examples.mask == "causal" and not form.sight.causal:
+        if form.sight != Sight():
+            checks.refuse("form.sight", "causal, as the examples' mask", form.sight.describe(),
+                          "Sight(causal=True, ...), or +causal behind --form")
+        return replace(form, sight=Sight(causal=True))
+    return form
+
+
+def attempts(form: Form, wanted: Wanted, width: int) -> Iterator[tuple[int, int, int]]:
+    """Heads, size and a number for the start of one attempt after the other."""
+    size = first_size(form, wanted, width)
+    if wanted.heads is not None:
+        heads = math.ceil(SPARE * wanted.heads) + 1
+        yield heads, size, 0
+        yield wanted.heads, size, 10
+        sizes = [size] if wanted.size is not None else [min(2 * size, most_size(width)), size]
+        yield from ((heads + j * wanted.heads, q, j) for j, q in enumerate(sizes, 1))
+        yield from ((2 * heads, sizes[-1], 3 + j) for j in range(2))
+        return
+    heads = FIRST * (2 if width >= WIDE else 1)
+    for j in range(5):
+        yield heads, size, j
+        heads = min(2 * heads, MOST)
+        if j % 2 == 1 and wanted.size is None:
+            size = min(2 * size, most_size(width))
+
+
+def most_size(width: int) -> int:
+    return max(2, 1 << (width.bit_length() - 1))
+
+
+def first_size(form: Form, wanted: Wanted, width: int) -> int:
+    """The size given, or that of given frequencies, or a power of two about a quarter of the width, 64 at most as
+    in most models: planes of smaller powers are among its planes."""
+    if wanted.size is not None:
+        return wanted.size
+    if form.rotary is not None and form.rotary.frequencies is not None:
+        return 2 * len(form.rotary.frequencies)
+    size = min(WIDE_HEAD, max(4, 1 << (max(width, 4) // 4 - 1).bit_length()))
+    if form.rotary is not None and form.rotary.turned is not None:
+        size = max(size, form.rotary.turned)
+    return min(size, most_size(width))
+
+
+def search(
+    source: FormSource, form: Form, wanted: Wanted, clock: Clock, todo: Iterable[tuple[int, int, int]] | None = None
+) -> FormCandidate:
+    """The best of the attempts, those of ``todo`` if given; the first that meets other sequences ends it."""
+    data = source.examples
+    best: FormCandidate | None = None
+    rough: tuple[float, dict[str, Tensor], Form] | None = None
+    todo = list(attempts(form, wanted, data.width) if todo is None else todo)
+    again, told = AGAIN, wanted.heads or 1
+    try:
+        while todo:
+            heads, size, number = todo.pop(0)
+            start = f"{wanted.seed}:{number}:{heads}:{size}"
+            out_size = min(size, data.out_width)
+            here = source.of_form(template(form, heads, data.width, size, out_size))
+            # The first is begun however little time there is: there must be something to end with.
+            tensors, down = descent(here, heads, size, out_size, start, clock, hurried=rough is not None)
+            if rough is None or down["error"] < rough[0]:
+                rough = down["error"], tensors, here.form
+            if down["error"] > HOPELESS or not math.isfinite(down["error"]):
+                if down["reason"] == "time":
+                    break
+                continue
+            found = refinement(here, tensors, start, told, wanted.size is None, clock)
+            if best is None or found.error < best.error or (
+                    found.error < FITTED and (found.heads, found.error) < (best.heads, best.error)):
+                best = found
+            if found.reason == "time" or down["reason"] == "time":
+                break
+            different = patterns(here, best)
+            if best.error < FITTED and different < best.heads and again:
+                # Heads that share a pattern but not their gates are not joined; so few may be found at once.
+                again, told = again - 1, max(different, wanted.heads or 1)
+                todo.insert(0, (math.ceil(SPARE * told) + 1, size, 100 + again))
+            elif best.error < FITTED:
+                break
+    except OutOfTimeError:
+        best = None if best is None else replace(best, reason="time")
+    if best is None:
+        assert rough is not None
+        best = refine_form(source.of_form(rough[2]), rough[1], generator=torch.Generator().manual_seed(0),
+                           least=wanted.heads or 1, sizes=False, limit=0)
+        best = replace(best, reason="time" if clock.spent > (wanted.seconds or math.inf) else best.reason)
+    return best
+
+
+def descent(
+    here: FormSource, heads: int, size: int, out_size: int, start: str, clock: Clock, hurried: bool
+) -> Stage:
+    """Factors in working coordinates after a descent from a random start, as a stage."""
+
+    def compute() -> Stage:
+        down = form_descended(here, heads, size, out_size, _draw(start), report=clock.report,
+                              pulse=clock.pulse if hurried else None)
+        return dict(down.factors.tensors), {
+            "size": size, "error": down.error, "fitted": down.fitted, "steps": down.steps, "reason": down.reason}
+
+    tensors, info = asking(here, clock, "descent", heads, compute)
+    return here.entered({name: value.to(here.device).double() for name, value in tensors.items()}, True), info
+
+
+def asking(here: FormSource, clock: Clock, kind: str, heads: int, compute: Callable[[], Stage]) -> Stage:
+    """A stage that may ask a black box: what it asked counts, whether it is computed or read back."""
+    before = here.tally.asked
+
+    def counted() -> Stage:
+        tensors, info = compute()
+        return tensors, {**info, "asked": here.tally.asked - before}
+
+    found = clock.stage(kind, heads, counted)
+    here.tally.asked = before + found[1]["asked"]
+    return found
+
+
+def refinement(
+    here: FormSource, tensors: dict[str, Tensor], start: str, least: int, sizes: bool, clock: Clock
+) -> FormCandidate:
+    """What the descent ends in, as a stage."""
+
+    def compute() -> Stage:
+        said: list[str] = []
+        found = refine_form(here, tensors, generator=_draw(f"{start}:refine"), least=least,
+                            sizes=sizes, report=clock.report, pulse=clock.pulse, log=said.append)
+        numbers = {name: value for name, value in vars(found).items() if name != "tensors"}
+        return found.tensors, {**numbers, "heads": found.heads, "cuts": said}
+
+    refined, info = clock.stage("refine", len(tensors["query"]), compute)
+    numbers = {part.name: info[part.name] for part in fields(FormCandidate) if part.name != "tensors"}
+    return FormCandidate({name: value.to(here.device) for name, value in refined.items()}, **numbers)
+
+
+def _draw(words: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(words.encode()))
+
+
+def patterns(source: FormSource, best: FormCandidate) -> int:
+    """How many different patterns the heads have."""
+    shape = Formed.of({name: value for name, value in best.tensors.items() if name not in ("out", "offset")},
+                      source.form)
+    P = chain_of(source.rows(source.select[:LOOKED], torch.float64), shape).P
+    kinds: list[int] = []
+    for i in range(shape.heads):
+        if all(float((P[:, i] - P[:, j]).abs().sum(2).mean()) > SAME for j in kinds):
+            kinds.append(i)
+    return len(kinds)
+
+
+def layer_of(source: FormSource, best: FormCandidate) -> FactoredLayer:
+    """The layer in the caller's coordinates."""
+    tensors = source.left(best.tensors)
+    own = {name: tensors[name] for name in source.form.tensors()}
+    form = source.form.with_tensors({**own, **({"cap": tensors["cap"].abs()} if "cap" in tensors else {})})
+    return FactoredLayer(tensors["query"], tensors["key"], tensors["value"], tensors["out"], tensors["offset"],
+                         form, cross=source.examples.key_width is not None)
+
+
+def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clock) -> Fit:
+    """The layer, and what may be said of it from sequences that nobody used."""
+    data = source.examples
+    source = source.of_form(Formed.of(best.tensors, source.form).form)
+    m, _, q = best.tensors["query"].shape
+    p = best.tensors["value"].shape[2]
+    source = source.of_form(template(source.form, m, data.width, q, p))
+    error = source.misses(source.judge, best.tensors)
+    floor = floor_of(data.dtype)
+    known = determined(source, best, wanted.seed) if error <= max(floor, FITTED) else None
+    layer = layer_of(source, best).canonical()
+    layer = grouped(layer, max(1e-9, 1e3 * error)) if error < FITTED else layer
+    size = Size(data.width, data.out_width, data.length, "causal" if source.form.sight.causal else "none",
+                min(q, data.width), p)
+    stats: dict[str, Any] = {
+        "heads": m, "groups": layer.groups, "rank": q, "out_rank": p, "form": layer.form.describe(),
+        "held_out_error": error, "fitted_error": best.residual, "examples": len(data),
+        "held_out": len(source.judge), "selected_by": len(source.select), "used": best.sequences,
+        "floor": size.floor(m), "determined": known,
+        "products": sum(int(event.get("products", 0)) for event in clock.trace),
+        "out_of_time": best.reason == "time"}
+    if isinstance(data, Answers):
+        stats["asked"] = source.tally.asked
+    status = verdict(source, best, error, floor, known, size, layer)
+    stats["seconds"] = clock.spent
+    return Fit(layer, status, stats, tuple(clock.trace))
+
+
+def verdict(
+    source: FormSource, best: FormCandidate, error: float, floor: float, known: bool | None, size: Size,
+    layer: FactoredLayer,
+) -> Status:
+    count, on = heads_of(best.heads), f"on {len(source.judge)} sequences kept for the judgement"
+    count = f"{count} ({layer.form.describe()})"
+    numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(best.heads)}
+    if error <= max(floor, FITTED):
+        how = "the floor of the arithmetic" if error <= floor else "above the floor of the arithmetic"
+        if error <= floor and known:
+            return Status("recovered", f"Recovered to {how}: {count}, relative error {error:.1e} {on}. Pushed a "
+                          "little, the factors come back to the same function.", numbers)
+        if error <= floor:
+            return Status("fitted", f"Fitted to {how}: {count}, relative error {error:.1e} {on}. Pushed a little, "
+                          "the factors do not come back to the same function on other inputs: these inputs do not "
+                          "determine all of it.", numbers)
+        return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, {how} ({floor:.0e}).", numbers)
+    n, least = source.parts.distinct, size.floor(best.heads)
+    if n < least or (error > 3 * best.residual and best.sequences >= n and n < SAFE * least):
+        need = math.ceil(SAFE * least * len(source.examples) / max(len(source.fit), 1))
+        return Status("too_few", f"Too few examples: {n} different sequences do not determine {count} (error "
+                      f"{error:.1e} {on}, fitted {best.residual:.1e}). At least {need} different ones are needed.",
+                      {**numbers, "needed": float(need)})
+    if best.reason == "time":
+        return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. Raise seconds.", numbers)
+    if error < STALLED:
+        return Status("limit", f"Stalled with {count}: error {error:.1e} {on}. The labels are noisy, or of another "
+                      "form, or the search did not find its way: which of these was not asked.", numbers)
+    return Status("not_realisable", f"Not met by {count}: {error:.2e} of the labels' spread is left {on}. It is "
+                  "noise, another form, or a search that did not find its way: which of these was not asked.",
+                  {**numbers, "residual_floor": error})
+
+
+def determined(source: FormSource, best: FormCandidate, seed: int) -> bool:
+    """Whether the examples determine the function: factors pushed by a random part of themselves and refined come
+    back to the same answers on tokens of every direction. A change that these examples do not show is not undone,
+    and a random push has some of every change."""
+    draw = torch.Generator().manual_seed(zlib.crc32(f"{seed}:push".encode()))
+    shape = Formed.of({name: value for name, value in best.tensors.items() if name not in ("out", "offset")},
+                      source.form)
+    model = FormedModel(source.problem(spaced(source.fit, min(best.sequences, len(source.fit))), shape.heads,
+                                       torch.float64))
+    sizes = {name: part.square().mean().sqrt() for name, part in shape.tensors.items()}
+    push = shape.gathered({name: sizes[name] * normal(part, draw) * (shape.heads if part.ndim < 2 else 1)
+                           for name, part in shape.tensors.items()})
+    begun = shape.moved(PUSH * push)
+    there = gauss_newton(model, begun, generator=draw, limit=STEPS, damping=1e-6, inner=torch.float64)
+    first = next(iter(source.stream(source.fit[:64], shape.heads, torch.float64)))
+    rows = replace(first, **{name: _every_direction(getattr(first, name), draw) for name in ("X", "Z")
+                             if getattr(first, name) is not None})
+
+    def answer(at: Formed) -> Tensor:
+        point = model.evaluate(at)
+        return features(rows, chain_of(rows, at).H, True) @ torch.cat([point.out, point.offset.unsqueeze(0)])
+
+    truth = answer(shape)
+    moved, left = (float((answer(at) - truth).norm()) for at in (begun, there.shape))
+    return left <= BACK * moved
+
+
+def _every_direction(X: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.cat([normal(X[..., :-1], draw), X[..., -1:]], dim=2)
+

@@ -1,0 +1,277 @@
+"""Layers of any form learned in their factors: products, refinement, cuts, groups and the door."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import headway as hw
+from headway.core.forms import heads_out, in_sight
+from headway.core.shards import write
+from headway.core.tangents import ALIKE
+from headway.learning import which
+from headway.learning.formed import Formed, FormedModel, FormRows, features, pushed
+from headway.learning.formed_groups import grouped
+from headway.learning.formed_source import FormSource
+from headway.learning.gauss_newton import gauss_newton
+from headway.learning.thin import Thin, ThinModel
+from headway.linalg.projected import Problem, Rows
+from headway.runs.store import Run
+
+D, M, Q, K = 8, 2, 4, 6
+
+
+def normal(*shape: int, seed: int = 7) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gains(seed: int) -> Tensor:
+    return 1.5 * Q**-0.25 * (1 + 0.3 * normal(Q, seed=seed))
+
+
+CAUSAL = hw.Sight(causal=True)
+FORMS = {
+    "plain": hw.Form(), "causal": hw.Form(sight=CAUSAL),
+    "window": hw.Form(sight=hw.Sight(causal=True, window=3)),
+    "rotary": hw.Form(rotary=hw.Rotary(base=100.0)),
+    "pairs": hw.Form(rotary=hw.Rotary(base=100.0, layout="pairs"), sight=CAUSAL),
+    "partial": hw.Form(rotary=hw.Rotary(base=100.0, turned=2)),
+    "table": hw.Form(offsets=hw.OffsetTable(normal(M, 7))),
+    "t5": hw.Form(offsets=hw.OffsetTable(normal(M, 8), kind="t5", far=16)),
+    "slope": hw.Form(offsets=hw.Slope(0.3 * normal(M)), sight=CAUSAL),
+    "cap": hw.Form(cap=hw.Cap(3.0)), "sink": hw.Form(sink=hw.Sink(normal(M))),
+    "normed": hw.Form(normed=hw.Normed(gains(1), gains(2), eps=0.1)),
+    "normed rotary": hw.Form(rotary=hw.Rotary(base=100.0), normed=hw.Normed(gains(1), gains(2), eps=0.1)),
+    "gated": hw.Form(gate=hw.Gated(normal(M, D + 1, Q) / math.sqrt(D))),
+}
+EVERYTHING = hw.Form(
+    rotary=hw.Rotary(base=100.0), offsets=hw.Slope(0.2 * normal(M)), sight=hw.Sight(causal=True, window=4),
+    cap=hw.Cap(4.0), sink=hw.Sink(normal(M)), normed=hw.Normed(gains(1), gains(2)),
+    gate=hw.Gated(normal(M, D + 1, Q) / math.sqrt(D)))
+
+
+def layer_of(form: hw.Form, seed: int = 1, **more: object) -> hw.FactoredLayer:
+    return hw.FactoredLayer.random(M, D, size=Q, form=form, seed=seed, **more)  # type: ignore[arg-type]
+
+
+def rows_of(layer: hw.FactoredLayer, n: int, seed: int = 5) -> tuple[Tensor, FormRows]:
+    X = normal(n, K, D, seed=seed)
+    ones = torch.ones(n, K, 1, dtype=X.dtype)
+    return X, FormRows(torch.cat([X, ones], dim=2), layer(X), in_sight(layer.form.sight, X))
+
+
+def unknowns(layer: hw.FactoredLayer) -> Formed:
+    return Formed.of({n: t for n, t in layer.tensors().items() if n not in ("out", "offset")}, layer.form)
+
+
+@pytest.mark.parametrize("name", [*FORMS, "everything", "free cap"])
+def test_products_are_those_of_automatic_differentiation(name: str) -> None:
+    form = FORMS["cap"] if name == "free cap" else EVERYTHING if name == "everything" else FORMS[name]
+    layer = layer_of(form)
+    X, rows = rows_of(layer, 5)
+    tensors = {n: t for n, t in layer.tensors().items() if n not in ("out", "offset")}
+    tensors |= {"cap": torch.tensor(3.0, dtype=torch.float64)} if name == "free cap" else {}
+    shape = Formed.of(tensors, form)
+    model = FormedModel(Problem((rows,)))
+    point = model.evaluate(shape)
+    chain = point.kept[0][0]
+
+    def H(value: Tensor) -> Tensor:
+        parts = {**form.tensors(), **shape.like(value).tensors}
+        return features(rows, heads_out(X, None, parts, form, rows.see).transpose(1, 2), False)
+
+    v = normal(*shape.value.shape, seed=8)
+    out, dH = torch.func.jvp(H, (shape.value,), (v,))
+    u = normal(*dH.shape, seed=9)
+    torch.testing.assert_close(features(rows, chain.H, False), out, rtol=1e-12, atol=1e-12)
+    mine = features(rows, chain.push(pushed(rows, shape.parts(v))), False)
+    torch.testing.assert_close(mine, dH, rtol=1e-11, atol=1e-11)
+    back = torch.func.vjp(H, shape.value)[1](u)[0]
+    operator = model.products(point, shape, torch.float64)
+    torch.testing.assert_close(operator._back(rows, chain, u), back, rtol=1e-11, atol=1e-11)
+
+
+def test_plain_products_are_those_of_thin_factors() -> None:
+    layer = layer_of(hw.Form(), biases=False)
+    X, rows = rows_of(layer, 20)
+    Y = rows.Y + 0.1 * normal(*rows.Y.shape)
+    formed = FormedModel(Problem((FormRows(rows.X, Y),)))
+    shape = unknowns(layer)
+    thin = ThinModel(Problem((Rows(X, Y),)))
+    small = Thin.joined(layer.query, layer.key[:, :-1], layer.value[:, :-1])
+    one, two = formed.evaluate(shape), thin.evaluate(small)
+    assert one.loss == pytest.approx(two.loss, rel=1e-12)
+    v = normal(*small.value.shape, seed=3)
+    dA, dB, dV = small.parts(v)
+    none = torch.zeros(M, 1, Q, dtype=torch.float64)
+    wide = shape.gathered({"query": dA, "key": torch.cat([dB, none], 1), "value": torch.cat([dV, none], 1)})
+    mine = shape.parts(formed.products(one, shape, torch.float64).curvature(wide))
+    theirs = small.parts(thin.products(two, small, torch.float64).curvature(v))
+    torch.testing.assert_close(mine["query"], theirs[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(mine["key"][:, :-1], theirs[1], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(mine["value"][:, :-1], theirs[2], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_refinement_recovers_every_form(name: str) -> None:
+    layer = layer_of(FORMS[name])
+    _, rows = rows_of(layer, 120)
+    model = FormedModel(Problem((rows,)))
+    shape = unknowns(layer)
+    noise = {n: 0.05 * t.abs().mean() * normal(*t.shape, seed=4) * (M if n in ALIKE else 1)
+             for n, t in shape.tensors.items()}
+    found = gauss_newton(model, shape.moved(shape.gathered(noise)), damping=1e-2, inner=torch.float64,
+                         generator=torch.Generator().manual_seed(0), limit=40)
+    assert found.history[0] > 1e-2
+    learned = layer.with_tensors(found.point.tensors())
+    X = normal(20, K, D, seed=11)
+    assert float((learned(X) - layer(X)).norm() / layer(X).norm()) < 1e-9
+    torch.testing.assert_close(learned.patterns(X), layer.patterns(X), rtol=0, atol=1e-9)
+
+
+def test_coordinates_are_left_as_they_were_entered() -> None:
+    layer = layer_of(FORMS["gated"])
+    X = 3 * normal(400, K, D) @ normal(D, D, seed=2) + 5
+    data = hw.Examples(X, layer(X))
+    source = FormSource(data, layer.form)
+    assert source.frame is not None and not source.frame.plain
+    t = layer.tensors()
+    t |= {"out": t["out"] / source.frame.scale, "offset": t["offset"] / source.frame.scale}
+    inside = source.entered(t)
+    assert source.misses(source.judge, inside) < 1e-10
+    for name, value in source.left(inside).items():
+        torch.testing.assert_close(value, layer.tensors()[name], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["rotary", "sink"])
+def test_learn_finds_heads_of_a_form(name: str) -> None:
+    layer = layer_of(FORMS[name], seed=2)
+    data = hw.draw(layer, count=500, length=K, law="gaussian", seed=3)
+    fit = hw.learn(data, form=FORMS[name], seed=1)
+    assert fit.status.kind == "recovered", fit.status
+    assert (fit.layer.heads, fit.layer.size, fit.stats["form"]) == (M, Q, FORMS[name].describe())
+    X = normal(20, K, D, seed=11)
+    torch.testing.assert_close(fit.predict(X), layer(X), rtol=0, atol=1e-9)
+    fresh, truth = fit.layer.patterns(X), layer.patterns(X)
+    order = [int((fresh - truth[:, i : i + 1]).abs().sum((0, 2, 3)).argmin()) for i in range(M)]
+    torch.testing.assert_close(fresh[:, order], truth, rtol=0, atol=1e-9)
+
+
+def test_learn_takes_keys_of_other_sequences() -> None:
+    layer = hw.FactoredLayer.random(1, 5, size=2, cross=True, key_width=4, out_width=3, seed=0)
+    data = hw.draw(layer, count=300, length=5, law="gaussian", seed=1)
+    fit = hw.learn(data, form=hw.Form(), heads=1, rank=2)
+    assert fit.status.kind == "recovered", fit.status
+    assert fit.layer.cross and fit.layer.key_width == 4
+    torch.testing.assert_close(fit.predict(data.X, Z=data.keys), data.Y, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["plain", "rotary", "sink"])
+def test_groups_are_read_off(name: str) -> None:
+    form = hw.Form(sink=hw.Sink(normal(4))) if name == "sink" else FORMS[name]
+    truth = hw.FactoredLayer.random(4, D, size=Q, groups=2, form=form, seed=3)
+    apart = hw.FactoredLayer(truth.query, truth.key.repeat_interleave(2, 0), truth.value.repeat_interleave(2, 0),
+                             truth.out, truth.offset, truth.form)
+    found = grouped(apart.canonical(), 1e-8)
+    assert found.groups == 2
+    X = normal(10, K, D)
+    torch.testing.assert_close(found(X), truth(X), rtol=0, atol=1e-9)
+    other = layer_of(FORMS["plain"])
+    assert grouped(other, 1e-8).groups == M
+
+
+@pytest.mark.parametrize("wrong", [{"form": "rotary"}, {"form": hw.Form(), "method": "moments"},
+                                   {"form": hw.Form(), "run": 3}, {"form": hw.Form(), "rank": None}])
+def test_what_is_not_used_is_refused(wrong: dict[str, object]) -> None:
+    data = hw.draw(layer_of(hw.Form()), count=20, length=3)
+    with pytest.raises(hw.InputError):
+        hw.learn(data, **wrong)  # type: ignore[arg-type]
+
+
+# Runs
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def turned() -> tuple[hw.Form, hw.Examples]:
+    """One small head whose scores turn."""
+    form = hw.Form(rotary=hw.Rotary(base=100.0), sight=CAUSAL)
+    layer = hw.FactoredLayer.random(1, 4, size=2, form=form, seed=1)
+    return form, hw.draw(layer, count=300, length=5, law="gaussian", seed=3)
+
+
+def alike(one: hw.Fit, other: hw.Fit) -> bool:
+    mine, theirs = one.layer.tensors(), other.layer.tensors()
+    return mine.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in mine.items())
+
+
+def test_a_run_of_any_form_killed_before_any_stage_ends_the_same(turned, tmp_path, monkeypatch) -> None:
+    form, _ = turned
+    layer = hw.FactoredLayer.random(1, 4, size=2, form=form, seed=1)
+    data = hw.ask(layer, 300, 5, 4, law="gaussian", seed=3, fresh=True)  # what it was asked counts across kills
+    monkeypatch.setattr(which, "SHORT", 400)
+    monkeypatch.setattr(which.Way, "first", lambda way: iter([replace(form, rotary=None), form]))
+    asked = {"form": "auto", "heads": 1, "rank": 2, "seed": 1}
+    whole = hw.learn(data, run=tmp_path / "whole", **asked)
+    stages = [event["stage"] for event in whole.trace]
+    assert stages == ["clues-1", "form-1", "form-2", "descent-1", "refine-1"]
+    assert [f"{name}.safetensors" for name in sorted(stages)] == sorted(
+        path.name for path in (tmp_path / "whole" / "stages").iterdir())
+    ordinary = Run.stage
+    for stop in (stages[0], *stages[1:]):
+
+        def stage(self, name, compute, stop=stop):
+            if name == stop:
+                raise Killed
+            return ordinary(self, name, compute)
+
+        monkeypatch.setattr(Run, "stage", stage)
+        with pytest.raises(Killed):
+            hw.learn(data, run=tmp_path / "cut", **asked)
+    monkeypatch.setattr(Run, "stage", ordinary)
+    again = hw.learn(data, run=tmp_path / "cut", **asked)
+    assert alike(again, whole)
+    assert again.stats["forms_tried"] == whole.stats["forms_tried"]
+    assert again.stats["asked"] == whole.stats["asked"] > whole.trace[0]["asked"] > 0
+    assert Run.open(tmp_path / "cut").finished
+    monkeypatch.setattr(Run, "stage", lambda *_: pytest.fail("a finished run is read back"))
+    back = hw.learn(data, run=tmp_path / "cut", **asked)
+    assert alike(back, whole) and back.status == again.status and back.stats == again.stats
+
+
+def test_a_run_of_a_form_belongs_to_its_settings_and_goes_on_after_its_seconds(turned, tmp_path, refused) -> None:
+    form, data = turned
+    whole = hw.learn(data, form=form, heads=1, rank=2, seed=1)
+    short = hw.learn(data, form=form, heads=1, rank=2, seed=1, seconds=1e-3, run=tmp_path / "run")
+    assert short.status.kind == "limit" and short.stats["out_of_time"], short.status
+    assert "Out of time" in short.status.sentence
+    assert not (tmp_path / "run" / "stages").exists(), "a stage that was cut short is not kept"
+    run = Run.open(tmp_path / "run")
+    assert run.out_of_time and run.fit().layer.form.rotary == form.rotary
+    for other, words in (({"form": hw.Form(rotary=hw.Rotary(base=99.0))}, "form=rotary scores, base 99, halves."),
+                         ({"form": "auto"}, "got form=auto"),
+                         ({"form": form, "heads": 2}, "heads=1"), ({"form": "plain"}, "got form=plain")):
+        with refused("run", words):
+            hw.learn(data, **{"heads": 1, "rank": 2, "seed": 1, "run": tmp_path / "run", **other})
+    with refused("run", "other ones"):
+        hw.learn(data.take(range(200)), form=form, heads=1, rank=2, seed=1, run=tmp_path / "run")
+    long = hw.learn(data, form=form, heads=1, rank=2, seed=1, run=tmp_path / "run")
+    assert long.status.kind == "recovered"
+    for name, value in whole.layer.tensors().items():
+        torch.testing.assert_close(long.layer.tensors()[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_shards_are_learned_like_examples_in_memory(tmp_path) -> None:
+    layer = hw.FactoredLayer.random(1, 4, size=2, cross=True, key_width=3, seed=1)
+    data = hw.draw(layer, count=300, length=5, law="gaussian", seed=1)
+    kept = write(tmp_path / "data", iter([data]), 1, layer)
+    fit = hw.learn(kept, form=hw.Form(), heads=1, rank=2, run=tmp_path / "run")
+    assert fit.status.kind == "recovered" and fit.layer.cross
+    assert Run.open(tmp_path / "run").config["command"] == "learn"
