@@ -14,10 +14,13 @@ from scipy import special
 from torch import Tensor
 
 from headway.core.examples import Examples
+from headway.core.factored import FactoredLayer
+from headway.core.freedom import value_bias_shows
 from headway.core.layer import AttentionLayer
 from headway.core.results import Claim, Verdict
 
 BATCH = 512
+CHUNK = 1 << 24  # numbers in the patterns of one batch, where sequences are long
 FRESH = "the examples are independent draws from the law in question, and the layer was fixed before they were seen"
 
 
@@ -27,36 +30,67 @@ class Errors:
 
     each: Tensor  # (n,), ascending
     deviation: float  # of the labels from their mean
-    widest: float  # largest norm of a token
-    boolean: bool  # all tokens ±1
-    row_bound: float  # no output row of this layer is longer, for tokens no longer than ``widest``
+    widest: float  # largest norm of a token, or of a key where keys come from another sequence
+    boolean: bool  # all of them ±1
+    row_bound: float  # no output row of this layer is longer, for tokens (keys) no longer than ``widest``
     out_width: int
+    tokens: str = "tokens"  # what these bounds are about
 
 
-def errors(layer: AttentionLayer, examples: Examples) -> Errors:
-    """One pass over the examples in float64."""
+def errors(layer: AttentionLayer | FactoredLayer, examples: Examples) -> Errors:
+    """One pass over the examples in float64, each called with the keys, positions and filling it has."""
     layer = layer.to(torch.float64)
     each: list[Tensor] = []
     total = count = 0.0
     label = torch.zeros(examples.out_width, dtype=torch.float64)
     widest, boolean = 0.0, True
-    for batch in examples.batches(BATCH):
+    first = examples.take([0])
+    pairs = layer.heads * examples.length * (first.X if first.keys is None else first.keys).shape[1]
+    for batch in examples.batches(max(1, min(BATCH, CHUNK // pairs))):
         X, Y = batch.X.double().cpu(), batch.Y.double().cpu()
-        padding = None if batch.padding is None else batch.padding.cpu()
-        keep = torch.ones(X.shape[:2], dtype=torch.float64) if padding is None else (~padding).double()
-        wrong = (layer(X, padding) - Y).square().sum(2) * keep
+        given = {name: value.cpu() for name, value in batch.arguments().items()}
+        if batch.keys is not None:
+            given["Z"] = given["Z"].double()
+        keep = _real(X, batch.padding).double()
+        wrong = (layer(X, **given) - Y).square().sum(2) * keep
         each.append((wrong.sum(1) / (keep.sum(1) * Y.shape[2])).sqrt())
         total += float((Y.square().sum(2) * keep).sum())
         label += (Y * keep.unsqueeze(2)).sum((0, 1))
         count += float(keep.sum())
-        tokens = X[keep.bool()]
+        tokens = X[keep.bool()] if batch.keys is None else given["Z"][_real(given["Z"], batch.key_padding)]
         widest = max(widest, float(tokens.norm(dim=1).max()))
         boolean = boolean and bool((tokens.abs() == 1).all())
     deviation = math.sqrt(max(total / count - float((label / count).square().sum()), 1e-300) / examples.out_width)
-    spectral = float(torch.linalg.matrix_norm(layer.W.cpu(), 2).sum())
-    offset = 0.0 if layer.offset is None else float(layer.offset.norm())
-    return Errors(torch.cat(each).sort().values, deviation, widest, boolean, widest * spectral + offset,
-                  examples.out_width)
+    return Errors(torch.cat(each).sort().values, deviation, widest, boolean, row_bound(layer, widest),
+                  examples.out_width, "tokens" if first.keys is None else "keys")
+
+
+def _real(X: Tensor, padding: Tensor | None) -> Tensor:
+    """Which rows are no filling: bool (n, k)."""
+    return torch.ones(X.shape[:2], dtype=torch.bool) if padding is None else ~padding.cpu()
+
+
+def row_bound(layer: AttentionLayer | FactoredLayer, R: float) -> float:
+    """No output row is longer, for tokens (keys, where they come from another sequence) no longer than R.
+
+    What a head hands on is in the hull of the v_b, so ‖Σ_b P v_b O_i‖ ≤ max_b ‖v_bO_i‖ ≤ R‖V_jO_i‖ + ‖b_jO_i‖. A
+    sink shrinks it; where patterns add up to 1 the biases join the offset. A gate in (0, 1) shrinks every channel
+    by itself, and ‖(g ⊙ h)O_i‖ ≤ ‖h‖‖O_i‖ is all that is left.
+    """
+    if isinstance(layer, AttentionLayer):
+        W, own = layer.W.cpu(), torch.zeros(1, dtype=torch.float64)
+        offset = own if layer.offset is None else layer.offset.cpu()
+    else:
+        V, out = layer.value.cpu().repeat_interleave(layer.heads // layer.groups, 0), layer.out.cpu()
+        offset = out.new_zeros(layer.out_width) if layer.offset is None else layer.offset.cpu()
+        if layer.form.gate is not None:
+            longest = R * torch.linalg.matrix_norm(V[:, :-1], 2) + V[:, -1].norm(dim=1)
+            return float((longest * torch.linalg.matrix_norm(out, 2)).sum() + offset.norm())
+        W, biases = V[:, :-1] @ out, torch.einsum("mp,mpe->me", V[:, -1], out)
+        shows = value_bias_shows(layer.form)
+        own = biases.norm(dim=1) if shows else biases.new_zeros(1)
+        offset = offset if shows else offset + biases.sum(0)
+    return float(R * torch.linalg.matrix_norm(W, 2).sum() + own.sum() + offset.norm())
 
 
 def binomial_below(k: int, n: int, success: float) -> float:
@@ -112,8 +146,8 @@ def mean_claim(
 ) -> Claim:
     """E[e²] ≤ mean + √(2V ln(2/δ)/n) + 7B ln(2/δ)/(3(n − 1)), B a bound on e² (Maurer and Pontil).
 
-    Averages of tokens stay in their hull, so a row of this layer is no longer than R·Σ‖W_i‖ + ‖c‖ for tokens no
-    longer than R; how long a row of the teacher may be has to be given.
+    How long a row of this layer can be follows from how long tokens are (``row_bound``); how long a row of the
+    teacher may be has to be given.
     """
     z, n = found.each.square(), len(found.each)
     goal = (tolerance * found.deviation) ** 2
@@ -125,7 +159,7 @@ def mean_claim(
     R = token_bound if token_bound is not None else found.widest if found.boolean else None
     if teacher_bound is None or R is None:
         missing = "teacher_bound (how long an output row of the teacher can be)" if teacher_bound is None else (
-            "token_bound (how long a token can be)")
+            f"token_bound (how long a {'token' if found.tokens == 'tokens' else 'key'} can be)")
         return Claim(name, statement.format("…"), FRESH, Verdict.UNDECIDED,
                      f"an error must be known to be bounded, and nothing says so: pass {missing}", numbers)
     B = (teacher_bound + found.row_bound * max(1.0, R / max(found.widest, 1e-300))) ** 2 / found.out_width
@@ -133,8 +167,9 @@ def mean_claim(
     width = math.sqrt(2.0 * float(z.var()) * log / n) + 7.0 * B * log / (3.0 * (n - 1)) if n > 1 else math.inf
     upper, lower = float(z.mean()) + width, float(z.mean()) - width
     numbers |= {"bound": math.sqrt(upper), "largest_possible": math.sqrt(B)}
-    assumption = FRESH + (f"; output rows of the teacher are no longer than {teacher_bound:g}, tokens no longer "
-                          f"than {R:.3g}" + (" (they are ±1)" if found.boolean and token_bound is None else ""))
+    given = " (they are ±1)" if found.boolean and token_bound is None else ""
+    assumption = (f"{FRESH}; output rows of the teacher are no longer than {teacher_bound:g}, {found.tokens} no "
+                  f"longer than {R:.3g}{given}")
     holds = _verdict(upper <= goal, lower > goal)
     reason = f"the sample's is {math.sqrt(float(z.mean())):.1e}, the bound {math.sqrt(upper):.1e}"
     if holds == Verdict.UNDECIDED:

@@ -50,11 +50,14 @@ def causes(layer: AttentionLayer, examples: Examples, found: Sample) -> list[str
 
 
 def still_directions(examples: Examples) -> list[str]:
-    """Token directions that never change, named as coordinates where they are."""
+    """Directions of tokens, and of keys of their own, that never change, named as coordinates where they are."""
     part = examples.take(range(min(len(examples), 2048)))
-    X = part.X.double().reshape(-1, part.width)
-    if part.padding is not None:
-        X = X[~part.padding.reshape(-1)]
+    named = _still(part.X, part.padding, "tokens")
+    return named if part.keys is None else named + _still(part.keys, part.key_padding, "keys")
+
+
+def _still(X: Tensor, padding: Tensor | None, whose: str) -> list[str]:
+    X = X.double().flatten(0, 1) if padding is None else X[~padding].double()
     X = X - X.mean(0)
     values, vectors = torch.linalg.eigh(X.T @ X / len(X))
     still = vectors[:, values <= 1e-12 * values[-1]]
@@ -62,9 +65,11 @@ def still_directions(examples: Examples) -> list[str]:
         return []
     share = still.square().sum(1)
     coordinates = torch.nonzero(share > 0.999).flatten().tolist()
-    named = [f"coordinate {j + 1} of the tokens is constant: it tells no key from another" for j in coordinates]
-    if still.shape[1] > len(coordinates):
-        named.append(f"{still.shape[1] - len(coordinates)} further token directions never change")
+    named = [f"coordinate {j + 1} of the {whose} is constant: it tells no key from another" for j in coordinates]
+    further = still.shape[1] - len(coordinates)
+    if further:
+        named.append(f"{further} further direction{'s' if further > 1 else ''} of the {whose} never change"
+                     f"{'' if further > 1 else 's'}")
     return named
 
 

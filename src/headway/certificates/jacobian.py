@@ -61,7 +61,7 @@ def sample(
     ranks: tuple[int, ...] | None = None,
 ) -> Sample:
     """Sequences spread evenly over the examples: by default five times what counting asks for."""
-    size = Size(layer.width, layer.out_width, examples.length, examples.mask,
+    size = Size(layer.width, layer.out_width, examples.length, layer.mask,
                 None if ranks is None else max(ranks))
     m = layer.heads
     want = 5 * size.floor(m) if sequences is None else sequences
@@ -72,13 +72,13 @@ def sample(
     for start in range(0, count, step):
         part = examples.take(index[start : start + step])
         X, Y = part.X.to(dtype), part.Y.to(dtype)
-        see = attention.allowed(X, part.mask, part.padding)
+        see = attention.allowed(X, layer.mask, part.padding)
         if part.padding is None:
             chunks.append(Rows(X, Y, see))
         else:
             valid = (~part.padding).unsqueeze(2).to(dtype)
             chunks.append(Rows(X, Y * valid, see, valid))
-    keys = range(1, examples.length + 1) if examples.mask == "causal" else [examples.length] * examples.length
+    keys = range(1, examples.length + 1) if layer.mask == "causal" else [examples.length] * examples.length
     about = count * sum(min(layer.out_width, m * (seen - 1)) for seen in keys)
     whole, (_, r, d) = layer.augmented.numel(), layer.augmented.shape
     theta = whole if ranks is None else sum(q * (r + d - q) for q in ranks)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headway.certificates.factors import triangle, unknowns
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
-from headway.certificates.identify import DENSE, identifiability
-from headway.certificates.jacobian import low_ranks, parameters, sample
+from headway.certificates.identify import DENSE, NAME, identifiability
+from headway.certificates.jacobian import Sample, low_ranks, parameters, sample
+from headway.certificates.kernel import identified
 from headway.certificates.radius import error_bars, radius
 from headway.core import checks, conditions
-from headway.core.examples import Examples
+from headway.core.examples import Examples, keys_of_their_own
+from headway.core.factored import FactoredLayer
 from headway.core.layer import AttentionLayer
 from headway.core.results import Certificate, Claim, Verdict
 
+CONDITIONS = "The heads are in general position, as the provable algorithm asks"
+PLAIN = "plain scores over all keys of the same sequence, or over all behind,"
+
 
 def certify(
-    layer: AttentionLayer,
+    layer: AttentionLayer | FactoredLayer,
     examples: Examples,
     confidence: float = 0.99,
     *,
@@ -40,8 +47,10 @@ def certify(
     identifiability: the Jacobian on ``sequences`` of the examples (default: five times the counting floor) has full
     rank; for large layers by at most ``steps`` of Lanczos' method. distance to the truth: the exact solution is
     within ``tolerance``. error bars: expected errors under noise. non-degeneracy: the first paper's conditions.
-    Each claim holds, does not, or is undecided. ``seen`` is what the layer was learned from: the examples, or their
-    ``hashes()``, and a single sequence of them is refused; or their ``digest()``, and only all of them are.
+    A layer in factors, of any form, gets the same claims: identifiability is then about all its factors, up to what
+    the form leaves free, and the last three stay undecided unless its scores are plain. Each claim holds, does not,
+    or is undecided. ``seen`` is what the layer was learned from: the examples, or their ``hashes()``, and a single
+    sequence of them is refused; or their ``digest()``, and only all of them are.
 
     >>> from headway.core.sources import draw
     >>> truth = AttentionLayer.random(heads=2, width=4, seed=0)
@@ -69,36 +78,122 @@ def certify(
     found = errors(layer.to("cpu"), examples)
     claims = [quantile_claim(found, confidence, fraction, tolerance),
               mean_claim(found, confidence, mean_tolerance, teacher_bound, token_bound)]
+    if isinstance(layer, AttentionLayer):
+        claims += _of_matrices(layer, examples, sequences, confidence, draw, steps, tolerance)
+    else:
+        claims += _of_factors(layer.to(torch.float64), examples, sequences, confidence, draw, steps, tolerance)
+    settings: dict[str, Any] = {
+        "sequences": len(examples), "length": examples.length, "width": examples.width, "heads": layer.heads,
+        "tolerance": tolerance, "fraction": fraction, "mean_tolerance": mean_tolerance, "seed": seed}
+    if isinstance(layer, FactoredLayer):
+        settings["form"] = layer.form.describe()
+    return Certificate(tuple(claims), confidence, settings)
+
+
+def _of_matrices(
+    layer: AttentionLayer, examples: Examples, sequences: int | None, confidence: float, draw: torch.Generator,
+    steps: int, tolerance: float,
+) -> list[Claim]:
+    """What the Jacobian in (Θ, u, W, c) says, and the conditions."""
     small = parameters(layer) <= DENSE
     basis = sample(layer, examples, sequences, torch.float64, None if small else low_ranks(layer))
-    claims.append(identifiability(layer, examples, basis, confidence, draw, steps))
+    return [identifiability(layer, examples, basis, confidence, draw, steps),
+            *(_near(basis, tolerance) if small else _too_large(layer)), _conditions(layer)]
+
+
+def _of_factors(
+    layer: FactoredLayer, examples: Examples, sequences: int | None, confidence: float, draw: torch.Generator,
+    steps: int, tolerance: float,
+) -> list[Claim]:
+    """What the Jacobian in the factors says; plain scores multiply out, and the rest is said of Θ_i and W_i."""
+    small = unknowns(layer) <= DENSE
+    if layer.multiplies_out and not small:
+        return _of_matrices(layer.dense(), examples, sequences, confidence, draw, steps, tolerance)
+    first = Claim(NAME, "The factors are determined, to first order, up to what the form leaves free", "–",
+                  Verdict.UNDECIDED, f"the layer has {unknowns(layer)} numbers in its factors: its Jacobian's "
+                  f"kernel is counted up to {DENSE}, and larger Jacobians are bounded by products for {PLAIN} only")
     if small:
-        claims += [radius(basis, tolerance), error_bars(basis)]
-    else:
-        size = f"the layer has {parameters(layer)} parameters: a dense Jacobian is used up to {DENSE}"
-        claims += [Claim("distance to the truth", "The layer that made the labels is near this one", "–",
-                         Verdict.UNDECIDED, size, {}),
-                   Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, size, {})]
-    claims.append(_conditions(layer))
-    return Certificate(tuple(claims), confidence, {
-        "sequences": len(examples), "length": examples.length, "width": examples.width, "heads": layer.heads,
-        "tolerance": tolerance, "fraction": fraction, "mean_tolerance": mean_tolerance, "seed": seed})
+        first = identified(triangle(layer, examples, sequences), examples)
+    if layer.multiplies_out:
+        dense = layer.dense()
+        near = (_near(sample(dense, examples, sequences, torch.float64), tolerance) if parameters(dense) <= DENSE
+                else _too_large(dense))
+        return [first, *near, _conditions(dense)]
+    here = f"({layer.form.describe()}{', keys of another sequence' if layer.cross else ''} here)"
+    near = _unsaid("it takes a bound on how fast the Jacobian changes, and Headway has one for "
+                   f"{PLAIN} only {here}",
+                   f"they are computed in one matrix Θ_i a head, for {PLAIN} only {here}")
+    return [first, *near, Claim("non-degeneracy", CONDITIONS, "–", Verdict.UNDECIDED,
+                                f"it is not asked here: the conditions are measured for {PLAIN} only {here}")]
 
 
-def _check(layer: AttentionLayer, examples: Examples) -> None:
-    if not isinstance(layer, AttentionLayer):
-        checks.refuse("layer", "an AttentionLayer", type(layer).__name__,
+def _near(basis: Sample, tolerance: float) -> list[Claim]:
+    return [radius(basis, tolerance), error_bars(basis)]
+
+
+def _too_large(layer: AttentionLayer) -> list[Claim]:
+    size = f"the layer has {parameters(layer)} parameters: a dense Jacobian is used up to {DENSE}"
+    return _unsaid(size, size)
+
+
+def _unsaid(distance: str, bars: str) -> list[Claim]:
+    """The claims that need a dense Jacobian in (Θ, u, W, c), and why they are not made."""
+    return [Claim("distance to the truth", "The layer that made the labels is near this one", "–",
+                  Verdict.UNDECIDED, distance),
+            Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, bars)]
+
+
+def _check(layer: AttentionLayer | FactoredLayer, examples: Examples) -> None:
+    if not isinstance(layer, (AttentionLayer, FactoredLayer)):
+        checks.refuse("layer", "an AttentionLayer or a FactoredLayer", type(layer).__name__,
                       "fit.layer, or headway.core.layer.load_layer(path)")
     if not isinstance(examples, Examples):
         checks.refuse("examples", "an Examples object", type(examples).__name__, "headway.Examples(X, Y)")
     if len(examples) < 2:
         checks.refuse("examples", "at least 2 sequences", len(examples), "more; 459 support a 1 % quantile at 99 %")
+    if isinstance(layer, AttentionLayer):
+        keys_of_their_own(examples)
     if (examples.width, examples.out_width) != (layer.width, layer.out_width):
         checks.refuse("examples", f"width {layer.width} → {layer.out_width}, as the layer",
                       f"{examples.width} → {examples.out_width}", "examples of the function the layer stands for")
-    if examples.mask != layer.mask:
+    if isinstance(layer, FactoredLayer):
+        _check_form(layer, examples)
+    elif examples.mask != layer.mask:
         checks.refuse("examples", f"mask {layer.mask!r}, as the layer", repr(examples.mask),
                       "examples with its mask")
+
+
+def _check_form(layer: FactoredLayer, examples: Examples) -> None:
+    """Refuse examples that lack what the form reads, or that see less than it does."""
+    given = examples.take([0]).beside()
+    keys = given.get("keys")
+    if layer.cross != (keys is not None):
+        checks.refuse("examples", "keys of another sequence, as the layer" if layer.cross else
+                      "sequences that are their own keys, as for the layer", "none" if layer.cross else "keys",
+                      "headway.Examples(X, Y, keys=Z)" if layer.cross else "headway.Examples(X, Y)")
+    if keys is not None and keys.shape[2] != layer.key_width:
+        checks.refuse("examples", f"keys of width {layer.key_width}, as the layer", keys.shape[2],
+                      "examples of the function the layer stands for")
+    if examples.mask == "causal" and not layer.form.sight.causal:
+        checks.refuse("examples", f"mask 'none', as the layer's form ({layer.form.describe()})", "'causal'",
+                      "examples of the function the layer stands for")
+    if not layer.form.uses_positions:
+        return
+    vectors = None if layer.form.rotary is None else layer.form.rotary.vectors
+    for name in ("positions", "key_positions") if layer.cross else ("positions",):
+        found = given.get(name)
+        if found is None and vectors is not None and (layer.positions is None or name == "key_positions"):
+            checks.refuse("examples", f"{name} of {vectors} numbers for every token, which the form reads", "none",
+                          f"headway.Examples(…, {name}=…)")
+        if found is None and name == "positions" and layer.positions is not None and (
+                len(layer.positions) < examples.length):
+            checks.refuse("examples", f"positions, or at most {len(layer.positions)} tokens, as many as the layer "
+                          "has positions for", f"{examples.length} tokens", "headway.Examples(…, positions=…)")
+        if found is not None and (found.ndim == 3, found.shape[2:]) != (
+                vectors is not None, () if vectors is None else (vectors,)):
+            each = "one number" if vectors is None else f"{vectors} numbers"
+            checks.refuse("examples", f"{name} of {each} for every token, as the form reads",
+                          f"shape {(len(examples), *found.shape[1:])}", f"headway.Examples(…, {name}=…)")
 
 
 def _refuse_seen(examples: Examples, seen: Examples | Collection[int] | np.ndarray | Tensor | str) -> None:
@@ -127,7 +222,7 @@ def _refuse_seen(examples: Examples, seen: Examples | Collection[int] | np.ndarr
 def _conditions(layer: AttentionLayer) -> Claim:
     numbers = conditions.measure(layer.Theta, layer.W)
     failing = conditions.broken(numbers)
-    return Claim("non-degeneracy", "The heads are in general position, as the provable algorithm asks",
+    return Claim("non-degeneracy", CONDITIONS,
                  "the kinds of condition are the paper's, the bounds Headway's",
                  Verdict.NO if failing else Verdict.YES,
                  "; ".join(failing) or ", ".join(f"{name} {value:.2g}" for name, value in numbers.items()), numbers)
