@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -330,6 +331,89 @@ def test_sculpting_from_the_command_line_shows_its_phases(tmp_path):
     shown = headway("show", tmp_path / "run")
     for words in ("crude sum 1", "sculpt 1", "refine 1", "sharpen 1", "ΣW"):
         assert words in shown.stderr, words
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory):
+    """Examples of a layer whose scores turn, made from its file, and a run that learned it."""
+    base = tmp_path_factory.mktemp("turned")
+    form = hw.Form(rotary=hw.Rotary(base=100.0), sight=hw.Sight(causal=True))
+    save_layer(base / "layer.safetensors", hw.FactoredLayer.random(1, 4, size=2, form=form, seed=1))
+    made = headway("make", base / "data", "--layer", base / "layer.safetensors", "--length", 5, "--count", 300,
+                   "--law", "gaussian")
+    assert made.returncode == 0, made.stderr
+    done = headway("learn", base / "data", "--out", base / "run", "--form", "rotary:base=100+causal", "--heads", 1,
+                   "--rank", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "recovered"
+    return base
+
+
+def test_a_run_of_any_form_is_shown_drawn_and_compared(turned):
+    truth = turned / "data" / "truth.safetensors"
+    shown = headway("show", turned / "run", "--truth", truth, "--json")
+    assert shown.returncode == 0, shown.stderr
+    said = json.loads(shown.stdout)
+    assert max(*said["match"]["theta_error"], *said["match"]["w_error"]) < 1e-9
+    assert said["stats"]["form"] == "rotary scores, base 100, halves; causal"
+    for words in ("QK error", "OV error", "descent-1", "refine-1", said["stats"]["form"]):
+        assert words in " ".join(shown.stderr.split())
+    done = headway("plot", turned / "run", "--format", "png")
+    assert done.returncode == 0, done.stderr
+    drawn = {path.name for path in (turned / "run" / "figures").iterdir()}
+    assert drawn == {"residual.png", "head-1-QK.png", "head-1-OV.png"}
+    assert headway("compare", turned / "run", truth).returncode == 0
+    assert headway("compare", turned / "run", truth, "--on", turned / "data").returncode == 0
+    page = headway("report", turned / "run", "--out", turned / "page.html", "--truth", truth)
+    assert page.returncode == 0, page.stderr
+
+
+def test_a_run_of_any_form_is_resumed(turned, tmp_path):
+    """Its form is rebuilt from config.json; words that say the same are taken, others refused."""
+    cut = tmp_path / "cut"
+    shutil.copytree(turned / "run", cut)
+    for name in ("manifest.json", "layer.safetensors", "seen.safetensors", "stages/refine-1.safetensors"):
+        (cut / name).unlink()  # as if it had been killed
+    for form, words in (("rotary:base=99+causal", "base 100, halves"), ("plain", "got plain"),
+                        ("auto", "got auto")):
+        other = headway("learn", "--resume", cut, "--form", form)
+        assert other.returncode == 2
+        assert "--form: expected rotary scores" in other.stderr
+        assert words in " ".join(other.stderr.split())
+    done = headway("learn", "--resume", cut, "--form", turned / "layer.safetensors")
+    assert done.returncode == 0, done.stderr
+    one, other = (load_layer(folder / "layer.safetensors") for folder in (turned / "run", cut))
+    assert all(torch.equal(value, other.tensors()[name]) for name, value in one.tensors().items())
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--form", "rotaty"], "--form: expected plain, auto,"), (["--form", "rotary:base=big"], "base=a number"),
+    (["--form", "rotary+causal", "--starts", "3"], "--starts: expected nothing with --form"),
+    (["--form", "auto", "--method", "moments"], "--method: expected nothing with --form"),
+    (["--form", "sink", "--rank", "none"], "rank: expected"),
+    (["--form", "window:size=2"], "+causal behind --form"),
+    (["--form", "none.safetensors"], "none.safetensors: expected a whole"),
+    (["--form", "rotary:turned=64"], "at most"), (["--method", "sculpt", "--truth", "LAYER"], "one matrix a head")])
+def test_what_a_form_cannot_take_is_refused(turned, tmp_path, words, said):
+    words = [turned / "layer.safetensors" if word == "LAYER" else word for word in words]
+    done = headway("learn", turned / "data", "--out", tmp_path / "run", *words)
+    assert done.returncode == 2, done.stderr
+    assert said in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    ({"form": {"rotary": {"base": "x"}}}, "options.form: rotary.base"), ({"form": "rotary"}, "options.form"),
+    ({"form": {"offsets": {}}}, "options.form"), ({"form": None}, "options.form")])
+def test_a_damaged_form_is_refused(turned, tmp_path, damage, said):
+    copy = tmp_path / "run"
+    shutil.copytree(turned / "run", copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "options": {**config["options"], **damage}}))
+    for command in (["show", copy], ["learn", "--resume", copy], ["report", copy]):
+        done = headway(*command)
+        assert done.returncode == 2
+        assert said in " ".join(done.stderr.split())
 
 
 def test_a_run_is_drawn(data, tmp_path):

@@ -20,7 +20,6 @@ from headway.cli.main import main
 from headway.core.files import write_tensors
 from headway.core.layer import load_layer, save_layer
 from headway.core.shards import write
-from headway.runs import store
 from headway.runs.store import Run
 
 
@@ -391,7 +390,7 @@ def test_equal_layers_are_equal_bytes(tmp_path):
         save_layer(tmp_path / f"{j}.safetensors", layer)
         made.add((tmp_path / f"{j}.safetensors").read_bytes())
     assert len(made) == 1
-    assert store.load_layer(tmp_path / "0.safetensors").tensors().keys() == layer.tensors().keys()
+    assert load_layer(tmp_path / "0.safetensors").tensors().keys() == layer.tensors().keys()
 
 
 ODD = {

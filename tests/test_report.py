@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import os
@@ -29,8 +30,11 @@ import headway as hw
 from headway.cli.main import app
 from headway.core.layer import load_layer, save_layer
 from headway.core.results import Fit, Status
+from headway.core.shards import write
+from headway.core.words import data_of
 from headway.report import write_report
 from headway.report.charts import _packed, charts, maps
+from headway.report.heads import portraits
 from headway.report.page import render
 from headway.report.story import PAPERS, command, gather
 from headway.runs.store import Run
@@ -58,16 +62,39 @@ def runs(tmp_path_factory):
     invoke("make", base / "few", "--heads", 3, "--width", 8, "--length", 6, "--count", 300, "--key-bias")
     invoke("learn", base / "few", "--out", base / "short", "--heads", 1, "--starts", 2, code=1)
     law = ("--zeta", 0.5, "--tokens", 4, "--width", 6, "--strength", 1, "--noise", 0.1)
+    formed_run(base, "turned", hw.Form(rotary=hw.Rotary(base=100.0), sight=hw.Sight(causal=True)), groups=2)
+    draw = torch.Generator().manual_seed(0)
+    table = torch.randn(4, 9, generator=draw, dtype=torch.float64)
+    formed_run(base, "added", hw.Form(offsets=hw.OffsetTable(table), sink=hw.Sink(table[:, 0]), gate=hw.Gated(
+        torch.randn(4, 9, 4, generator=draw, dtype=torch.float64))), cross=True, key_width=5)
     invoke("train", "--out", base / "trained", "--heads", "4,100000000000000", "--step", 0.1, "--steps", 60, *law)
     return base
 
 
-PAGES = ("demo", "biased", "sculpted", "short", "trained")
+def formed_run(base, name, form, **layer):
+    """A run that learned a layer of this form, from examples that lie beside it: what its folder would hold."""
+    truth = hw.FactoredLayer.random(4, 8, size=4, form=form, seed=5, **layer)
+    data = hw.draw(truth, count=30, length=70 if name == "turned" else 7, law="gaussian", seed=1)
+    write(base / f"{name}-data", iter([data]), 1, truth)
+    options = {"heads": "auto", "method": "auto", "rank": "auto", "seconds": None, "seed": 0, "device": "cpu",
+               "form": data_of(form)}
+    run = Run.create(base / name, {"command": "learn", "examples": str(base / f"{name}-data"), "options": options,
+                                   "digest": data.digest()})
+    stats = {"rank": 4, "held_out_error": 1e-15, "examples": 30, "floor": 7, "seconds": 3.0, "products": 1,
+             "held_out": 2, "used": 25}
+    trace = ({"stage": "descent-1", "seconds": 1.0, "error": 0.1, "heads": 8, "curve": [[0.5, 0.5], [1.0, 0.1]]},
+             {"stage": "refine-1", "seconds": 2.0, "error": 1e-15, "heads": 4, "curve": [[1.0, 1e-3], [2.0, 1e-9]]})
+    run.finish(Fit(truth.canonical(), Status("recovered", f"Recovered: {form.describe()}."), stats, trace),
+               data.hashes())
+
+
+PAGES = ("demo", "biased", "sculpted", "short", "trained", "turned", "added")
 
 
 @pytest.fixture(scope="module")
 def pages(runs):
-    truth = {"short": runs / "few" / "truth.safetensors"}
+    truth = {"short": runs / "few" / "truth.safetensors",
+             "turned": runs / "turned-data" / "truth.safetensors"}
     return {name: write_report(runs / name, truth=truth.get(name)) for name in PAGES}
 
 
@@ -234,6 +261,61 @@ def test_a_layer_not_established_is_not_dressed_up(pages, runs):
     assert not gather(runs / "short").ok
 
 
+def test_a_page_of_any_form_shows_what_is_free_of_gauge(pages, runs):
+    page = " ".join(text(pages["turned"].read_text()).split())
+    for words in ("Scores: rotary scores, base 100, halves; causal.", "in 2 groups", "Scores QK, learned",
+                  "Outputs OV, true", "keys of group", "QK error", "How scores turn with the offset",
+                  "Pattern, sequence 3", "the first 64 tokens are shown",
+                  "--form rotary:base=100,layout=half+causal"):
+        assert words in page, words
+    story = gather(runs / "turned")
+    layer = story.fit.layer
+    A, B = layer.query, layer.key.repeat_interleave(2, 0)
+    torch.testing.assert_close(story.shown.matrices["QK"], A @ B.mT)  # at one place nothing is turned
+    data = hw.Examples.open(runs / "turned-data").take([1])
+    torch.testing.assert_close(story.samples[1].patterns, layer.patterns(data.X)[0, :, :64, :64])
+    added = " ".join(text(pages["added"].read_text()).split())
+    for words in ("another sequence", "every gate open", "A sink takes part", "sink", "Added for the offset"):
+        assert words in added, words
+    assert "Pattern, sequence 1" not in text(pages["demo"].read_text()), "its examples are not kept"
+
+
+def test_patterns_are_shown_of_the_sequences_learned_from_and_no_others(runs, tmp_path):
+    shutil.copytree(runs / "turned", tmp_path / "run")
+    layer = load_layer(runs / "turned" / "layer.safetensors")
+    write(tmp_path / "data", iter([hw.draw(layer, count=30, length=9, law="gaussian", seed=2)]))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    for place, count in ((runs / "turned-data", 3), (tmp_path / "data", 0), (tmp_path / "none", 0)):
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "examples": str(place)}))
+        manifest["sha256"]["config.json"] = hashlib.sha256(
+            (tmp_path / "run" / "config.json").read_bytes()).hexdigest()
+        (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+        assert len(gather(tmp_path / "run").samples) == count
+
+
+def test_factors_that_compute_one_function_have_one_portrait():
+    table = torch.tensor([[0.5, -1.0, 0.25, 0.0, 2.0]], dtype=torch.float64).repeat(2, 1)
+    for form in (hw.Form(rotary=hw.Rotary(base=100.0)), hw.Form(offsets=hw.OffsetTable(table)),
+                 hw.Form(offsets=hw.OffsetTable(table, kind="clipped", both=False), sight=hw.Sight(causal=True))):
+        layer = hw.FactoredLayer.random(2, 5, size=4, groups=1, form=form, seed=1)
+        mine, other = portraits(layer), portraits(layer.canonical())
+        order = hw.match(layer.canonical(), layer).order
+        for name, matrices in mine.matrices.items():
+            torch.testing.assert_close(other.matrices[name][list(order)], matrices, rtol=0, atol=1e-9)
+        for tokens, sizes in mine.turning.items():
+            torch.testing.assert_close(other.turning[tokens][list(order)], sizes, rtol=0, atol=1e-9)
+        if form.offsets is not None:
+            names, values = mine.offsets
+            assert names == (("≤ -2", "-1", "0", "1", "≥ 2") if form.offsets.both else (
+                "≤ -4", "-3", "-2", "-1", "0"))
+            buckets = range(5) if form.offsets.both else reversed(range(5))
+            torch.testing.assert_close(values[0], table[0, list(buckets)])
+    plain = hw.AttentionLayer.random(2, 5, key_bias=True)
+    assert portraits(plain).names == ("Θ", "W") and portraits(plain, True).names == ("QK", "OV")
+    torch.testing.assert_close(portraits(plain, True).matrices["QK"][:, :-1, :-1], plain.Theta)
+
+
 def test_a_trained_run_shows_its_bounds(pages, runs):
     story = gather(runs / "trained")
     loss = next(chart for chart in charts(story) if chart.name == "loss")
@@ -278,7 +360,8 @@ def test_every_figure_is_one_that_plotly_knows(runs):
             kinds.add(chart.name.split("-")[0])
             assert chart.caption
             assert chart.alt or not chart.data
-    assert kinds == {"biases", "stages", "residual", "spectrum", "starts", "rounds", "loss", "panel"}
+    assert kinds == {"biases", "stages", "residual", "spectrum", "starts", "rounds", "loss", "panel", "turning",
+                     "offsets"}
 
 
 def opened(packed, side):

@@ -1,4 +1,4 @@
-"""``headway certify`` and ``headway compare``: what may be claimed of a layer, and whether two are one function."""
+"""``headway certify``: what may be claimed of a layer."""
 
 from __future__ import annotations
 
@@ -57,24 +57,4 @@ def certify(
              "numbers": {c.name: dict(c.numbers) for c in found.claims}, "failed": failed})
     if failed:
         err.print(f"Not established: {', '.join(failed)}.")
-        raise typer.Exit(1)
-
-
-def compare(
-    one: Annotated[Path, typer.Argument(help="A run folder or a stored layer.")],
-    other: Annotated[Path, typer.Argument(help="Another one.")],
-    tolerance: Annotated[float, typer.Option(help="Relative difference that counts as none.")] = 1e-9,
-    as_json: Json = False,
-) -> None:
-    """Are two layers the same function, up to the order of their heads? Exit 1 if not."""
-    import headway as hw
-    from headway.core.layer import load_layer
-    from headway.runs import store
-
-    a, b = (store.Run.open(path).fit().layer if path.is_dir() else load_layer(path) for path in (one, other))
-    found = hw.compare(a, b, tolerance)
-    err.print(str(found))
-    if as_json:
-        say({"same": found.same, "largest": found.largest, "where": found.where, "order": found.match.order})
-    if not found.same:
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -122,6 +123,18 @@ class Log:
         left = "" if self.residual is None else f"residual {self.residual:.1e}, "
         self.write(f"{self.stage}: {left}{time.perf_counter() - self.begun:.1f} s{tail}"
                    + ("; further stages are not shown" if self.left == 0 else ""))
+
+
+@contextmanager
+def warned() -> Iterator[None]:
+    """What Headway warns of is a sentence here, without the place in its code."""
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        err.print(f"headway: {message}", style="yellow", markup=False)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message="[a-z]+: ", category=UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def number_or(name: str, text: str, word: str) -> int | str:

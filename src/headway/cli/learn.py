@@ -9,14 +9,17 @@ import typer
 
 from headway.cli.console import Json, given, number_or, watch
 from headway.cli.show import tell
-from headway.core.names import METHODS, SEARCHES
+from headway.core.names import FORMS, METHODS, SEARCHES
 
 if TYPE_CHECKING:
+    from headway.core.forms import Form
     from headway.learning.settings import Settings
     from headway.runs.store import Run
 
-OPTIONS = ("heads", "method", "rank", "seconds", "seed", "device")  # of every learner
+OPTIONS = ("heads", "method", "form", "rank", "seconds", "seed", "device")  # of every learner
 OWN = ("search", "polish", "truth", "max_heads", "starts", "limit")  # of one or another
+KINDS = ("How scores come about: plain; auto, which finds out; the path of a stored layer of that form; or parts "
+         "joined by +, such as rotary:base=500000,layout=pairs+causal. Parts: " + ", ".join(FORMS) + ".")
 
 
 def learn(
@@ -25,6 +28,7 @@ def learn(
     out: Annotated[Path | None, typer.Option(help="New run folder.")] = None,
     heads: Annotated[str, typer.Option(help="Head count, or auto.")] = "auto",
     method: Annotated[str, typer.Option(help=" or ".join(METHODS) + ".")] = "auto",
+    form: Annotated[str, typer.Option(help=KINDS)] = "plain",
     search: Annotated[str, typer.Option(help="With sculpt: " + " or ".join(SEARCHES) + ".")] = SEARCHES[0],
     polish: Annotated[bool, typer.Option(help="With sculpt: go on to the floor of the arithmetic.")] = True,
     truth: Annotated[Path | None, typer.Option(help="With sculpt: a stored layer to trace distances to.")] = None,
@@ -43,13 +47,15 @@ def learn(
 ) -> None:
     """Learn a layer from a folder of examples, or go on with an interrupted run."""
     import headway as hw
-    from headway.core import checks
+    from headway.core import checks, words
     from headway.runs import store
 
     options: dict[str, Any] = {
         "heads": number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
         "rank": None if rank == "none" else number_or("rank", rank, "auto"), "seconds": seconds, "seed": seed,
         "device": device}
+    if form != "plain":
+        options["form"] = form if form == "auto" else words.data_of(words.form_of(form))
     own = {"search": search, "polish": polish, "truth": truth, "max_heads": max_heads, "starts": starts,
            "limit": limit}
     options |= {name: own[name] for name in given(context, *OWN)}
@@ -58,7 +64,8 @@ def learn(
             checks.refuse("--resume", "nothing but --resume RUN", "EXAMPLES or --out as well",
                           "one or the other; --examples DIR says where the examples lie now")
         run = store.Run.open(resume)
-        options = _resumed(run, {name: options[name] for name in given(context, *OPTIONS, *OWN)})
+        changed = {name: options.get(name) for name in given(context, *OPTIONS, *OWN)}
+        options = _resumed(run, changed)
         if run.finished and not run.out_of_time:
             tell(run.fit(), run.path, run.truth(), as_json)
             return
@@ -72,10 +79,26 @@ def learn(
         place, target = folder, out
     source = hw.Examples.open(place)
     checks.device("--device", options["device"], "--device cpu")
-    learner = _learner({name: options.pop(name) for name in ("method", *OWN) if name in options})
+    learner = {name: options.pop(name) for name in ("method", *OWN) if name in options}
+    if "form" in options:
+        options |= {"form": _form(options["form"], learner)}
+    else:
+        options["method"] = _learner(learner)
     with watch() as progress:
-        fit = hw.learn(source, method=learner, run=target, progress=progress, **options)
+        fit = hw.learn(source, run=target, progress=progress, **options)
     tell(fit, target, store.Run.open(target).truth(), as_json)
+
+
+def _form(data: Any, learner: dict[str, Any]) -> Form | str:
+    """The form to learn; settings of learners that know no forms are refused under their flags."""
+    from headway.core import checks
+    from headway.core.words import form_from
+
+    for name, value in learner.items():
+        if (name, value) != ("method", "auto"):
+            checks.refuse(f"--{name.replace('_', '-')}", "nothing with --form: all forms are learned alike",
+                          repr(value), "leave it out, or --form plain")
+    return data if data == "auto" else form_from(data)
 
 
 def _learner(words: dict[str, Any]) -> Settings:
@@ -83,7 +106,7 @@ def _learner(words: dict[str, Any]) -> Settings:
     from dataclasses import fields
 
     from headway.core import checks
-    from headway.core.layer import load_layer
+    from headway.core.layer import load_plain
     from headway.learning.settings import LEARNERS
 
     kind = LEARNERS[words.pop("method")]
@@ -94,13 +117,14 @@ def _learner(words: dict[str, Any]) -> Settings:
             checks.refuse(f"--{name.replace('_', '-')}", f"nothing with --method {kind.method}, which has no such "
                           "setting", repr(words[name]), f"leave it out, or --method {' or '.join(users)}")
     if "truth" in words:
-        words["truth"] = load_layer(words["truth"])
+        words["truth"] = load_plain(words["truth"])
     return kind(**words)
 
 
 def _resumed(run: Run, changed: dict[str, Any]) -> dict[str, Any]:
     """The settings to go on with: those the run began with, but for what may change on the way."""
     from headway.core import checks
+    from headway.core.words import described
     from headway.runs.schema import FREE
 
     stored = run.config.get("options")
@@ -109,9 +133,10 @@ def _resumed(run: Run, changed: dict[str, Any]) -> dict[str, Any]:
                       "that command again, with another --out")
     for name, value in changed.items():
         if name not in FREE and stored.get(name) != value:
-            checks.refuse(f"--{name.replace('_', '-')}", f"{stored.get(name)!r}, as the run began", repr(value),
-                          "leave it out, or headway learn EXAMPLES --out ANOTHER")
-    return {**stored, **changed}
+            shown = described if name == "form" else repr
+            checks.refuse(f"--{name.replace('_', '-')}", f"{shown(stored.get(name))}, as the run began",
+                          shown(value), "leave it out, or headway learn EXAMPLES --out ANOTHER")
+    return {**stored, **{name: value for name, value in changed.items() if name in FREE}}
 
 
 def _place(run: Run, moved: Path | None) -> Path:

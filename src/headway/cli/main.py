@@ -13,13 +13,13 @@ from pathlib import Path
 
 import typer
 
-from headway.cli import certify, demo, hard, learn, make, show, train
+from headway.cli import capture, certify, compare, demo, hard, learn, make, show, train
 from headway.cli.console import err
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Learn a multi-head attention layer from examples of what it does.")
-for command in (demo.demo, make.make, make.count, learn.learn, certify.certify, certify.compare, train.train,
-                hard.hard, hard.bench, show.show, show.report):
+for command in (demo.demo, make.make, make.count, capture.capture, learn.learn, certify.certify, compare.compare,
+                train.train, hard.hard, hard.bench, show.show, show.report):
     app.command()(command)
 app.command("plot")(show.plot_run)
 DONE, NOT_ESTABLISHED, REFUSED, FAULT, INTERRUPTED = 0, 1, 2, 3, 130

@@ -12,6 +12,8 @@ from headway.cli.console import Json, err, given, progress, say
 
 if TYPE_CHECKING:
     from headway.core.examples import Examples
+    from headway.core.factored import FactoredLayer
+    from headway.core.layer import AttentionLayer
 
 STORED = 1_000_000_007  # apart from the seeds of inputs that are drawn with their layer
 DRAWN = ("heads", "width", "scale", "rank", "key_bias", "offset", "causal", "dtype")  # what a random layer is given
@@ -55,7 +57,7 @@ def make(
             checks.refuse(f"--{described[0].replace('_', '-')}",
                           "nothing that describes a random layer, with --layer", "one such option",
                           "leave it out; the stored layer has its own")
-        truth = load_layer(layer)
+        truth: AttentionLayer | FactoredLayer = load_layer(layer)
     else:
         truth = hw.AttentionLayer.random(
             heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,

@@ -14,7 +14,9 @@ from rich.table import Table
 from headway.cli.console import Json, err, progress, say
 
 if TYPE_CHECKING:
+    from headway.core.factored import FactoredLayer
     from headway.core.layer import AttentionLayer
+    from headway.core.match import Match
     from headway.core.results import Fit
 
 
@@ -62,13 +64,15 @@ def plot_run(
     fit = store.Run.open(folder).fit()
     target = out or folder / "figures"
     target.mkdir(parents=True, exist_ok=True)
-    figures: list[tuple[str, Callable[[], Any]]] = [("residual", lambda: plot.plot_residual(fit))]
+    figures: list[tuple[str, Callable[[], Any]]] = []
+    if traces.residuals(fit.trace):
+        figures.append(("residual", lambda: plot.plot_residual(fit)))
     if traces.spectrum(fit.trace) is not None:
         figures.append(("spectrum", lambda: plot.plot_spectrum(fit)))
     if traces.starts(fit.trace):
         figures.append(("starts", lambda: plot.plot_starts(fit)))
     for j in range(fit.layer.heads):
-        for what in ("Theta", "W"):
+        for what in plot.matrices(fit):
             figures.append((f"head-{j + 1}-{what}", partial(plot.plot_heads, fit, j, what)))
     with progress("drawing", len(figures)) as step:
         for name, make_figure in figures:
@@ -78,30 +82,15 @@ def plot_run(
 
 
 def tell(
-    fit: Fit, folder: Path, truth: AttentionLayer | None, as_json: bool, stages: bool = False,
+    fit: Fit, folder: Path, truth: AttentionLayer | FactoredLayer | None, as_json: bool, stages: bool = False,
     page: Path | None = None,
 ) -> None:
     """The story of a run; exits 1 when the status is not ok."""
-    import torch
-
     import headway as hw
-    from headway.core.convert import rank_shown
 
     match = hw.match(fit.layer, truth) if truth is not None else None
     err.print(fit.status.sentence, style="bold", markup=False)
-    table = Table(box=None, pad_edge=False)
-    for name in ("head", "‖Θ‖", "rank", "‖u‖", "‖W‖") + (("true head", "Θ error", "W error") if match else ()):
-        table.add_column(name, justify="right")
-    for j in range(fit.layer.heads):
-        Theta, W, u = fit.layer.Theta[j], fit.layer.W[j], fit.layer.key_bias
-        cells = [str(j + 1), f"{float(Theta.norm()):.3f}", str(rank_shown(torch.linalg.svdvals(Theta).tolist())),
-                 "–" if u is None else f"{float(u[j].norm()):.3f}", f"{float(W.norm()):.3f}"]
-        if match is not None:
-            i = match.order.index(j) if j in match.order else None
-            cells += ["none"] if i is None else [
-                str(i + 1), f"{match.theta_error[i]:.1e}", f"{match.w_error[i]:.1e}"]
-        table.add_row(*cells)
-    err.print(table)
+    _heads(fit.layer, truth, match)
     if match is not None and match.missing:
         err.print(f"Missing: true head {', '.join(str(i + 1) for i in match.missing)}.")
     for group in fit.stats.get("key_groups", ()):
@@ -123,6 +112,34 @@ def tell(
              **({} if page is None else {"report": str(page)})})
     if not fit.status.ok:
         raise typer.Exit(1)
+
+
+def _heads(layer: Any, truth: Any, match: Match | None) -> None:
+    """A row for each head: how large what it shows is, its rank, numbers of its own, the true one it stands for."""
+    import torch
+
+    from headway.core.convert import rank_shown
+    from headway.core.factored import FactoredLayer
+    from headway.report.heads import portraits
+
+    shown = portraits(layer, any(isinstance(one, FactoredLayer) for one in (layer, truth)))
+    first, last = shown.names
+    grouped = isinstance(layer, FactoredLayer) and layer.groups < layer.heads
+    table = Table(box=None, pad_edge=False)
+    for name in ("head", *(["keys of group"] if grouped else []), f"‖{first}‖", "rank", *shown.numbers, f"‖{last}‖",
+                 *(["true head", f"{first} error", f"{last} error"] if match else [])):
+        table.add_column(name, justify="right")
+    for j in range(layer.heads):
+        scores, values = (shown.matrices[name][j] for name in shown.names)
+        cells = [str(j + 1), *([str(1 + j * layer.groups // layer.heads)] if grouped else []),
+                 f"{float(scores.norm()):.3f}", str(rank_shown(torch.linalg.svdvals(scores).tolist())),
+                 *(f"{float(numbers[j]):.3f}" for numbers in shown.numbers.values()), f"{float(values.norm()):.3f}"]
+        if match is not None:
+            i = match.order.index(j) if j in match.order else None
+            cells += ["none"] if i is None else [
+                str(i + 1), f"{match.theta_error[i]:.1e}", f"{match.w_error[i]:.1e}"]
+        table.add_row(*cells)
+    err.print(table)
 
 
 def _stages(trace: tuple[Mapping[str, Any], ...]) -> None:

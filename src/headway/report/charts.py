@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from headway.core.layer import AttentionLayer
 from headway.report.story import Story
 from headway.runs import traces
 from headway.runs.traces import COLOURS, LOG2, PANELS, SAMPLED
@@ -53,8 +55,59 @@ class Chart:
 
 def charts(story: Story) -> list[Chart]:
     """Every figure that the run has the numbers for, in the order of the page."""
-    made = [chart(story) for chart in (_biases, _stages, _residual, _spectrum, _starts, _rounds, _loss, _panels)]
+    made = [chart(story) for chart in (
+        _turning, _offsets, _biases, _stages, _residual, _spectrum, _starts, _rounds, _loss, _panels)]
     return [one for part in made for one in part]
+
+
+def _turning(story: Story) -> list[Chart]:
+    """How strongly each head turns with the offset, by the tokens that one turn takes."""
+    if story.shown is None or not story.shown.turning:
+        return []
+    tokens = [f"{_turn(one)} " for one in story.shown.turning]
+    sizes = torch.stack(list(story.shown.turning.values()), dim=1)
+    z = [[_short(float(v)) for v in row] for row in sizes / sizes.norm(dim=1, keepdim=True).clamp_min(1e-300)]
+    strongest = "; ".join(f"{tokens[row.index(max(row))].strip()} for head {j + 1}" for j, row in enumerate(z[:8]))
+    return [Chart(
+        "turning", "How scores turn with the offset", "A plane of queries and keys turns once in so many tokens. "
+        "Where it takes few, scores tell neighbours apart; where many, it matters little how far away a key is. "
+        "Shown is the part of each head's scores that turns so (the squares of a row add up to 1). It is largest "
+        f"at {strongest}.", f"Heat map, heads by tokens of one turn. Parts are largest at {strongest}.",
+        [_heat(z, tokens, "head %{y}, one turn in %{x}: %{z:.3g}") | {"zmin": 0.0}], _rows("tokens of one turn"),
+        130 + 24 * len(z), section="heads")]
+
+
+def _turn(tokens: float) -> str:
+    return "never" if math.isinf(tokens) else f"{tokens:.3g}" if tokens < 1000 else f"{tokens:,.0f}"
+
+
+def _offsets(story: Story) -> list[Chart]:
+    """What is added to the scores of each head for an offset."""
+    if story.shown is None or story.shown.offsets is None:
+        return []
+    names, values = story.shown.offsets
+    z = [[_short(float(v)) for v in row] for row in values]
+    top = max(max(abs(v) for v in row) for row in z)
+    return [Chart(
+        "offsets", "Added for the offset", "What is added to a score for the place of the key less that of the "
+        "query: negative is behind, 0 the token itself.",
+        f"Heat map, heads by {len(names)} offsets, from {float(values.min()):.3g} to {float(values.max()):.3g}.",
+        [_heat(z, [f"{name} " for name in names], "head %{y}, offset %{x}: %{z:.4g}")],
+        _rows("key's place less query's"), 130 + 24 * len(z), section="heads")] if top else []
+
+
+def _heat(z: list[list[float]], across: list[str], hover: str) -> dict[str, Any]:
+    """Heads as rows; one scale around zero."""
+    top = max(max(abs(v) for v in row) for row in z) or 1.0
+    return {"type": "heatmap", "z": z, "x": across, "y": [f"{j + 1} " for j in range(len(z))], "zmin": -top,
+            "zmax": top, "colorbar": {"thickness": 10, "outlinewidth": 0},
+            "hovertemplate": f"{hover}<extra></extra>"}
+
+
+def _rows(across: str) -> dict[str, Any]:
+    """Heads from above; what stands below are names, not numbers."""
+    return {"xaxis": {"title": {"text": across}, "type": "category"},
+            "yaxis": {"title": {"text": "head"}, "type": "category", "autorange": "reversed"}}
 
 
 def _biases(story: Story) -> list[Chart]:
@@ -63,7 +116,7 @@ def _biases(story: Story) -> list[Chart]:
         return []
     layer = story.fit.layer
     rows: dict[str, Tensor] = {}
-    if layer.key_bias is not None:
+    if isinstance(layer, AttentionLayer) and layer.key_bias is not None:
         rows |= {f"u of head {j + 1}": u for j, u in enumerate(layer.key_bias)}
     if layer.offset is not None and layer.out_width == layer.width:
         rows["offset c"] = layer.offset
@@ -76,7 +129,8 @@ def _biases(story: Story) -> list[Chart]:
              "zmin": -top, "zmax": top, "colorbar": {"thickness": 10, "outlinewidth": 0},
              "hovertemplate": "%{y}[%{x}] = %{z:.4g}<extra></extra>"}]
     return [Chart(
-        "biases", "Biases", f"What a head adds to the score of a key, and what is added to every output. {told}.",
+        "biases", "Biases", f"{'What a head adds to the score of a key, and what' if len(rows) > 1 else 'What'} is "
+        f"added to every output. {told}.",
         f"Heat map of key biases and offset. {told}.", data,
         {"xaxis": {"title": {"text": "feature"}}, "yaxis": {"autorange": "reversed"}}, 110 + 24 * len(rows),
         section="heads")]
@@ -84,7 +138,8 @@ def _biases(story: Story) -> list[Chart]:
 
 # -- the run ----------------------------------------------------------------------------------------------------
 
-KINDS = {"span": 0, "unmix": 2, "start": 3, "polish": 1, "sculpt": 4, "search": 2}
+KINDS = {"span": 0, "unmix": 2, "start": 3, "polish": 1, "sculpt": 4, "search": 2, "descent": 0, "refine": 1,
+         "form": 2, "clues": 3}
 
 
 def _stages(story: Story) -> list[Chart]:
@@ -299,22 +354,22 @@ def _line(label: str, x: Sequence[int] | range, y: Sequence[float], colour: str)
 
 
 def maps(story: Story) -> list[dict[str, Any]]:
-    """For each head its Θ and W, and the true ones: deflated integers, on one scale for learned and true."""
-    if story.fit is None:
+    """For each head its two matrices, and the true ones, and its patterns: deflated integers, on one scale for
+    learned and true."""
+    if story.shown is None:
         return []
-    layer, truth = story.fit.layer, story.truth
-    cells = layer.Theta.numel() + layer.W.numel()
+    cells = sum(matrices.numel() for matrices in story.shown.matrices.values())
     kind = np.dtype("<i2") if cells <= FINE else np.dtype("i1")
     heads = []
     for head in story.heads:
         j, i = head.number - 1, None if head.partner is None else head.partner - 1
         spectra = {name: [_short(s) for s in values] for name, values in head.spectra.items()}
         entry: dict[str, Any] = {"spectra": spectra, "ranks": dict(head.ranks)}
-        for name, learned in (("Θ", layer.Theta[j]), ("W", layer.W[j])):
-            true = None
-            if truth is not None and i is not None:
-                true = truth.Theta[i] if name == "Θ" else truth.W[i]
-            entry[name] = _packed(learned, true, kind)
+        for name, learned in story.shown.matrices.items():
+            true = None if story.truth is None or i is None else story.truth.matrices[name][i]
+            entry[name] = _packed(learned[j], true, kind)
+        for sample in story.samples:
+            entry[f"P{sample.number}"] = {**_packed(sample.patterns[j], None, np.dtype("<i2")), "positive": True}
         heads.append(entry)
     return heads
 

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core import checks
+from headway.core.factored import FactoredLayer
+from headway.report.heads import portraits
 from headway.runs import traces
 from headway.runs.traces import COLOURS, LOG2, PANELS, SAMPLED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from headway.core.examples import Examples
+    from headway.core.layer import AttentionLayer
     from headway.core.results import Fit
 
 
@@ -49,17 +53,60 @@ def save(axis: Axes, path: Path) -> None:
     plt.close(figure)
 
 
-def plot_heads(fit: Fit, head: int = 0, what: str = "Theta", ax: Axes | None = None) -> Axes:
-    """A head's Θ_i (``what="Theta"``, the key bias as its last row where there is one) or W_i as a heat map, zero
-    in white."""
-    checks.choice("what", what, ("Theta", "W"))
+def matrices(fit: Fit) -> tuple[str, str]:
+    """What ``plot_heads`` draws of this fit."""
+    return ("QK", "OV") if isinstance(fit.layer, FactoredLayer) else ("Theta", "W")
+
+
+def plot_heads(fit: Fit, head: int = 0, what: str | None = None, ax: Axes | None = None) -> Axes:
+    """A head's Θ_i (``what="Theta"``, the default, the key bias as its last row where there is one) or W_i ("W") as
+    a heat map, zero in white. Of a layer in factors "QK", its scores of a query and a key at one place, or "OV"."""
+    kinds = matrices(fit)
+    what = checks.choice("what", kinds[0] if what is None else what, kinds)
     checks.whole("head", head, 0, fit.layer.heads - 1)
     axis = _axis(ax)
-    M = (fit.layer.augmented if what == "Theta" else fit.layer.W)[head].detach().double().cpu().numpy()
+    M = (fit.layer.augmented if what == "Theta" else fit.layer.W if what == "W" else
+         portraits(fit.layer).matrices[what])[head].detach().double().cpu().numpy()
     top = max(float(abs(M).max()), 1e-300)
     image = axis.imshow(M, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, shrink=0.8)
-    axis.set_title(f"{'Θ' if what == 'Theta' else 'W'} of head {head + 1}", fontsize=10)
+    axis.set_title(f"{'Θ' if what == 'Theta' else what} of head {head + 1}", fontsize=10)
+    return axis
+
+
+def plot_match(
+    one: AttentionLayer | FactoredLayer, other: AttentionLayer | FactoredLayer, on: Examples | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Who matches whom: how far every head of one layer is from every head of another, free of gauge (the root mean
+    square of the relative distances of QK and OV, 1.41 for heads that have nothing in common); partners in frames,
+    with what they moved by."""
+    from headway.core import gauge
+    from headway.core.match import match_heads
+
+    strange = gauge.unlike(gauge.as_factored(one), gauge.as_factored(other))
+    if strange is not None:
+        checks.refuse("one", "two layers of one form", strange, "headway.compare, which says what differs")
+    axis = _axis(ax)
+    heads = gauge.heads_of(one, on), gauge.heads_of(other, on)
+    found, pairs = gauge.distances(*heads), match_heads(*heads)
+    far = ((found.scores**2 + found.values**2) / 2) ** 0.5
+    image = axis.imshow(far, cmap="Blues_r", vmin=0.0, vmax=2**0.5, interpolation="nearest")
+    axis.figure.colorbar(image, ax=axis, shrink=0.8, label="distance of heads")
+    size = max(2.0, 6.5 - 0.2 * max(far.shape))
+    for i, j in enumerate(pairs.order):
+        if j < 0:
+            continue
+        moved = ((pairs.theta_error[i] ** 2 + pairs.w_error[i] ** 2) / 2) ** 0.5  # exact, where far is to 1e-8
+        colour = "white" if moved < 0.8 else "black"
+        axis.plot([j - 0.5, j + 0.5, j + 0.5, j - 0.5, j - 0.5], [i - 0.5, i - 0.5, i + 0.5, i + 0.5, i - 0.5],
+                  color="black", linewidth=0.6)
+        axis.text(j, i, f"{moved:.2g}" if moved >= 1e-3 else "0" if not moved else f"{moved:.0e}", ha="center",
+                  va="center", fontsize=size, color=colour)
+    for put, label, count, text in ((axis.set_xticks, axis.set_xlabel, far.shape[1], "head of the first"),
+                                    (axis.set_yticks, axis.set_ylabel, far.shape[0], "head of the second")):
+        put(range(count), [str(i + 1) for i in range(count)], fontsize=min(7.0, 120.0 / count))
+        label(text)
     return axis
 
 

@@ -19,6 +19,7 @@
 
   // For values of both signs: zero is the colour of the page.
   const signed = () => [[0, colour("--map-low")], [0.5, colour("--map-zero")], [1, colour("--map-high")]];
+  const rising = () => [[0, colour("--map-zero")], [1, colour("--map-high")]];
 
   // -- figures of the run -------------------------------------------------------------------------------------
 
@@ -29,7 +30,7 @@
     const spec = data.charts[name];
     const frame = spec.frames[chosen[name] ?? spec.frames.length - 1];
     const traces = (frame ? frame.data : spec.data).map((trace) => (
-      trace.type === "heatmap" ? { ...trace, colorscale: signed() } : trace));
+      trace.type === "heatmap" ? { ...trace, colorscale: trace.zmin === 0 ? rising() : signed() } : trace));
     return Plotly.react(element, traces, dressed(spec.layout), options);
   }
 
@@ -83,13 +84,13 @@
       note.textContent = "This head stands for no true one.";
       return;
     }
-    const letter = what === "W" ? "W" : "Θ";
+    const letter = packed.positive ? "P" : what;
     const x = Array.from({ length: packed.columns }, (_, i) => i + 1);
     const y = Array.from({ length: packed.rows }, (_, i) => i + 1);
     element.cursor = null;
     await Plotly.react(element, [{
-      type: "heatmap", z: rows, x, y, zmin: -packed.shade, zmax: packed.shade,
-      colorscale: signed(),
+      type: "heatmap", z: rows, x, y, zmin: packed.positive ? 0 : -packed.shade, zmax: packed.shade,
+      colorscale: packed.positive ? rising() : signed(),
       hovertemplate: letter + "[%{y}, %{x}] = %{z:.4g}<extra></extra>",
       colorbar: { thickness: 10, len: 0.9, outlinewidth: 0, tickfont: { size: 11 } },
     }], dressed({
@@ -107,11 +108,11 @@
 
   function drawSpectra() {
     const spectra = data.heads[head].spectra;
-    const looks = {
-      "Θ": ["#0072B2", "circle", 1], "W": ["#D55E00", "square", 1],
-      "true Θ": ["#56B4E9", "circle-open", 2], "true W": ["#E69F00", "square-open", 2],
-    };
-    const many = spectra["Θ"].length > 100;
+    // The two learned ones come first.
+    const given = [["#0072B2", "circle", 1], ["#D55E00", "square", 1], ["#56B4E9", "circle-open", 2],
+      ["#E69F00", "square-open", 2]];
+    const looks = Object.fromEntries(Object.keys(spectra).map((name, i) => [name, given[i]]));
+    const many = Object.values(spectra)[0].length > 100;
     const sizes = Object.values(spectra).flat();
     const decades = Math.log10(Math.max(...sizes) / Math.max(Math.min(...sizes), 1e-17));
     const traces = Object.entries(spectra).map(([name, values]) => ({

@@ -16,6 +16,7 @@ from headway.core import checks
 from headway.core.files import write_bytes
 from headway.core.plain import finite
 from headway.report.charts import charts, maps
+from headway.report.heads import WORDS
 from headway.report.story import PAPERS, Story, gather, plain
 
 NAME = "report.html"
@@ -60,8 +61,8 @@ def render(story: Story) -> str:
     data = {"charts": {one.name: one.spec() for one in figures}, "heads": maps(story)}
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page: str = template.from_string(_part("page.html")).render(
-        story=story, charts=figures, marks=MARKS, papers=PAPERS, config=plain(story.config), shown=_shown,
-        style=_part("page.css"), script=_part("page.js"), plotly=get_plotlyjs(), data=_embedded(data))
+        story=story, charts=figures, marks=MARKS, papers=PAPERS, words=WORDS, config=plain(story.config),
+        shown=_shown, style=_part("page.css"), script=_part("page.js"), plotly=get_plotlyjs(), data=_embedded(data))
     return page
 
 

@@ -13,19 +13,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core import checks
+from headway.core import checks, gauge
 from headway.core.convert import rank_shown
+from headway.core.examples import Examples
+from headway.core.factored import FactoredLayer
 from headway.core.files import read_json
-from headway.core.layer import AttentionLayer, load_layer
+from headway.core.layer import load_layer
 from headway.core.match import Match, match
 from headway.core.results import Certificate, Fit
+from headway.core.words import form_from, words_of
+from headway.report.heads import Layer, Portraits, portraits, told
 from headway.runs import traces
 from headway.runs.store import Run
 
 TRAINED = "headway-train-1"
+SAMPLES = 3  # sequences on which patterns are shown
+MOST = 64  # tokens of one
 OUTCOMES = {
     "recovered": "recovered", "fitted": "fitted", "noise": "as well as the noise allows",
     "not_realisable": "not realisable", "too_few": "too few examples",
@@ -42,11 +49,19 @@ class Head:
     """A learned head, beside the true one it stands for where that is known."""
 
     number: int
-    norms: Mapping[str, float]  # of Θ, u and W
-    spectra: Mapping[str, tuple[float, ...]]  # singular values of Θ and W, and of the true ones
+    cells: tuple[str, ...]  # of its row, under the story's columns
+    spectra: Mapping[str, tuple[float, ...]]  # singular values of its two matrices, and of the true ones
     ranks: Mapping[str, int]
     partner: int | None = None  # the true head's number
-    errors: tuple[float, float] | None = None  # of Θ (with u) and W
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What every head looks at in one of the sequences learned from: patterns (m, queries, keys)."""
+
+    number: int  # of the sequence
+    patterns: Tensor
+    cut: bool  # whether the sequence is longer than what is shown
 
 
 @dataclass(frozen=True)
@@ -62,8 +77,12 @@ class Story:
     versions: Mapping[str, str]
     missing: Mapping[str, str] = field(default_factory=dict)
     fit: Fit | None = None
+    columns: tuple[str, ...] = ()  # of the table of heads
     heads: tuple[Head, ...] = ()
-    truth: AttentionLayer | None = None
+    form: tuple[str, ...] = ()  # sentences about scores that are not plain
+    shown: Portraits | None = None
+    truth: Portraits | None = None
+    samples: tuple[Sample, ...] = ()
     match: Match | None = None
     certificate: Certificate | None = None
     training: tuple[tuple[str, Mapping[str, Any]], ...] = ()
@@ -78,15 +97,14 @@ def gather(folder: Path, truth: Path | None = None) -> Story:
         return _trained(run)
     fit = run.fit()
     known = load_layer(truth) if truth is not None else run.truth()
-    if known is not None and (known.width, known.out_width, known.mask) != (
-            fit.layer.width, fit.layer.out_width, fit.layer.mask):
-        checks.refuse(f"truth {truth or run.path / 'truth.safetensors'}", "a layer shaped as the learned one, "
-                      f"{_width(fit.layer)}, mask {fit.layer.mask}", f"{_width(known)}, mask {known.mask}",
-                      "the layer these examples came from")
+    strange = None if known is None else gauge.unlike(gauge.as_factored(fit.layer), gauge.as_factored(known))
+    if strange is not None:
+        checks.refuse(f"truth {truth or run.path / 'truth.safetensors'}", "a layer shaped as the learned one, of "
+                      "its form", strange, "the layer these examples came from")
     return _learned(run, fit, known, run.certificate())
 
 
-def _learned(run: Run, fit: Fit, truth: AttentionLayer | None, certificate: Certificate | None) -> Story:
+def _learned(run: Run, fit: Fit, truth: Layer | None, certificate: Certificate | None) -> Story:
     layer, stats = fit.layer, fit.stats
     found = match(layer, truth) if truth is not None else None
     missing: dict[str, str] = {}
@@ -110,21 +128,55 @@ def _learned(run: Run, fit: Fit, truth: AttentionLayer | None, certificate: Cert
     fitted = int(fit.status.numbers.get("heads", layer.heads))
     if fitted != layer.heads:
         sentences.append(f"Of the {fitted} heads fitted, {layer.heads} differ and have weight.")
-    heads = _heads(layer, truth, found)
-    rank = max(head.ranks["Θ"] for head in heads)
+    factors = isinstance(layer, FactoredLayer) or isinstance(truth, FactoredLayer)
+    shown = portraits(layer, factors)
+    true = None if truth is None else portraits(truth, factors)
+    columns, heads = _heads(layer, shown, true, found)
+    rank = max(head.ranks[shown.names[0]] for head in heads)
     facts = [("heads", str(layer.heads)), ("width", _width(layer)),
-             ("rank of Θ", "full" if rank == layer.width else str(rank)),
+             (f"rank of {shown.names[0]}", "full" if rank == layer.width else str(rank)),
              ("held-out error", f"{stats['held_out_error']:.1e}"),
              ("sequences", f"{stats['examples']:,}"), ("counting floor", f"{stats['floor']:,}"),
              ("seconds", f"{stats['seconds']:.1f}"), ("products", f"{stats['products']:,}")]
     return Story(
         f"{count}, {OUTCOMES.get(fit.status.kind, fit.status.kind)}", fit.status.ok, tuple(sentences), tuple(facts),
-        command(run.config), run.config, dict(run.manifest()["versions"]), missing, fit, heads, truth, found,
+        command(run.config, run.path), run.config, dict(run.manifest()["versions"]), missing, fit, columns, heads,
+        tuple(told(layer)) if isinstance(layer, FactoredLayer) else (), shown, true, _samples(run, layer), found,
         certificate)
 
 
-def _width(layer: AttentionLayer) -> str:
-    return str(layer.width) if layer.width == layer.out_width else f"{layer.width} → {layer.out_width}"
+def _width(layer: Layer) -> str:
+    keys = f" and {layer.key_width}" if isinstance(layer, FactoredLayer) and layer.cross else ""
+    return f"{layer.width}{keys}" if layer.width == layer.out_width else f"{layer.width}{keys} → {layer.out_width}"
+
+
+def _samples(run: Run, layer: Layer) -> tuple[Sample, ...]:
+    """Patterns on the first sequences of the run's examples, where these still lie there."""
+    place, seen = run.config.get("examples"), run.seen()
+    if not isinstance(seen, np.ndarray) or place is None or not Path(place).is_dir():
+        return ()
+    try:
+        data = Examples.open(place)
+        part = data.take(range(min(SAMPLES, len(data))))
+    except checks.InputError:
+        return ()
+    if not np.isin(part.hashes(), seen).all():  # others lie there now
+        return ()
+    given = {**part.arguments(), "X": part.X.to(torch.float64)}
+    given |= {"Z": part.keys.to(torch.float64)} if part.keys is not None else {}
+    P = layer.to(torch.float64).patterns(**given)
+    found = []
+    for i in range(len(part)):
+        rows = _real(part.padding, i, P.shape[2])
+        columns = rows if part.keys is None else _real(part.key_padding, i, P.shape[3])
+        found.append(Sample(i + 1, P[i][:, rows[:MOST]][:, :, columns[:MOST]],
+                            max(len(rows), len(columns)) > MOST))
+    return tuple(found)
+
+
+def _real(padding: Tensor | None, i: int, count: int) -> Tensor:
+    """Which tokens of a sequence are no filling."""
+    return torch.arange(count) if padding is None else (~padding[i]).nonzero().flatten()
 
 
 def _certified(certificate: Certificate) -> str:
@@ -134,23 +186,31 @@ def _certified(certificate: Certificate) -> str:
             f"{certificate.confidence:.0%} confidence: {told}.")
 
 
-def _heads(layer: AttentionLayer, truth: AttentionLayer | None, found: Match | None) -> tuple[Head, ...]:
-    heads = []
+def _heads(
+    layer: Layer, shown: Portraits, truth: Portraits | None, found: Match | None
+) -> tuple[tuple[str, ...], tuple[Head, ...]]:
+    """The columns of the table of heads, and the heads."""
+    heads, (first, last) = [], shown.names
+    grouped = isinstance(layer, FactoredLayer) and layer.groups < layer.heads
     for j in range(layer.heads):
-        parts: dict[str, Tensor] = {"Θ": layer.Theta[j], "W": layer.W[j]}
-        norms = {name: float(part.double().norm()) for name, part in parts.items()}
-        if layer.key_bias is not None:
-            norms["u"] = float(layer.key_bias[j].double().norm())
-        partner, errors = None, None
-        if truth is not None and found is not None and j in found.order:
-            i = found.order.index(j)
-            partner, errors = i + 1, (found.theta_error[i], found.w_error[i])
-            parts |= {"true Θ": truth.Theta[i], "true W": truth.W[i]}
-        spectra = {name: tuple(torch.linalg.svdvals(part.double().cpu()).tolist())
-                   for name, part in parts.items()}
+        parts = {name: parts[j] for name, parts in shown.matrices.items()}
+        partner = found.order.index(j) if found is not None and j in found.order else None
+        if truth is not None and partner is not None:
+            parts |= {f"true {name}": matrices[partner] for name, matrices in truth.matrices.items()}
+        spectra = {name: tuple(torch.linalg.svdvals(part).tolist()) for name, part in parts.items()}
         ranks = {name: rank_shown(values) for name, values in spectra.items()}
-        heads.append(Head(j + 1, norms, spectra, ranks, partner, errors))
-    return tuple(heads)
+        cells = [str(1 + j * layer.groups // layer.heads)] if isinstance(layer, FactoredLayer) and grouped else []
+        for name in shown.names:
+            cells += [f"{float(parts[name].norm()):.3g}", str(ranks[name])]
+        cells += [f"{float(values[j]):.3g}" for values in shown.numbers.values()]
+        if found is not None:
+            cells += ["none", "–", "–"] if partner is None else [
+                str(partner + 1), f"{found.theta_error[partner]:.1e}", f"{found.w_error[partner]:.1e}"]
+        heads.append(Head(j + 1, tuple(cells), spectra, ranks, None if partner is None else partner + 1))
+    columns = [*(["keys of group"] if grouped else []), f"‖{first}‖", f"rank of {first}", f"‖{last}‖",
+               f"rank of {last}", *shown.numbers]
+    columns += ["true head", f"{first} error", f"{last} error"] if found is not None else []
+    return tuple(columns), tuple(heads)
 
 
 def _trained(run: Run) -> Story:
@@ -170,7 +230,7 @@ def _trained(run: Run) -> Story:
                  run.config, dict(found["versions"]), training=training)
 
 
-def command(config: Mapping[str, Any]) -> str | None:
+def command(config: Mapping[str, Any], folder: Path | None = None) -> str | None:
     """The command that makes this run again, with every option that was in force; none if Python made it."""
     made_by = config.get("command")
     needed = {"demo": {"hidden_heads", "width", "seed"}, "learn": {"examples", "options"},
@@ -181,11 +241,20 @@ def command(config: Mapping[str, Any]) -> str | None:
         words = ["headway", "demo", "--heads", config["hidden_heads"], "--width", config["width"],
                  "--seed", config["seed"]]
     elif made_by == "learn":
-        words = ["headway", "learn", config["examples"], "--out", "RUN", *_options(config["options"])]
+        options = _form(config["options"], folder)
+        words = ["headway", "learn", config["examples"], "--out", "RUN", *_options(options)]
     else:
         words = ["headway", "train", "--out", "RUN",
                  *_options({name: config[name] for name in config if name not in ("command", "kind")})]
     return shlex.join(str(word) for word in words)
+
+
+def _form(options: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """A form as words, or as the learned layer, which has it, where no words tell its frequencies."""
+    if not isinstance(options.get("form"), Mapping):
+        return dict(options)
+    words = words_of(form_from(options["form"]))
+    return {**options, "form": (folder or Path("RUN")) / "layer.safetensors" if words is None else words}
 
 
 def _options(options: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.core import checks
 from headway.core.names import METHODS, SEARCHES
+from headway.core.words import form_from
 
 Rule = Callable[[Any, str], str | None]
 RUN, CERTIFIED = "headway-run-1", "headway-certificate-1"
@@ -111,6 +112,14 @@ def _anything(value: Any, where: str) -> None:
     return None
 
 
+def _form(value: Any, where: str) -> str | None:
+    try:
+        form_from(value)
+    except checks.InputError as wrong:
+        return f"{where}: {wrong}"
+    return None
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
@@ -126,7 +135,8 @@ OPTIONS = {
     "heads": either(WHOLE, one_of("auto")), "method": one_of(*METHODS), "rank": either(WHOLE, one_of("auto", None)),
     "seconds": either(NUMBER, one_of(None)), "seed": WHOLE, "device": either(TEXT, one_of(None))}
 # Settings of one learner or another.
-OWN = {"search": one_of(*SEARCHES), "polish": FLAG, "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE}
+OWN = {"search": one_of(*SEARCHES), "polish": FLAG, "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE,
+       "form": either(_form, one_of("auto"))}
 CONFIG = record({"kind": one_of(RUN)}, {
     "command": TEXT, "examples": TEXT, "digest": _hex, "options": record(OPTIONS, OWN),
     "more": record({}, {"truth": _hex, "thresholds": mapping(_anything), "fresh": either(WHOLE, FLAG)}),

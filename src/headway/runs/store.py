@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
+from headway.core.factored import FactoredLayer
 from headway.core.files import read_json, read_tensors, regular, write_json, write_tensors
 from headway.core.layer import AttentionLayer, load_layer, save_layer
 from headway.core.names import BASELINES
 from headway.core.results import Certificate, Claim, Fit, Status
+from headway.core.words import described
 from headway.runs import schema
 from headway.runs.schema import FILES, FREE
 
@@ -120,7 +122,8 @@ class Run:
         for name, value in _fixed({**mine["options"], **mine.get("more", {})}).items():
             other = {**own["options"], **own.get("more", {})}.get(name)
             if other != value:
-                checks.refuse("run", f"{name}={value!r}, as {self.path} began", f"{name}={other!r}",
+                shown = described if name == "form" else repr
+                checks.refuse("run", f"{name}={shown(value)}, as {self.path} began", f"{name}={shown(other)}",
                               "the same setting, or another folder")
         extra = set(own.get("more", {})) - set(mine.get("more", {}))
         if extra:
@@ -242,7 +245,7 @@ class Run:
         claims = tuple(Claim(**claim) for claim in found["claims"])
         return Certificate(claims, found["confidence"], found["settings"])
 
-    def truth(self) -> AttentionLayer | None:
+    def truth(self) -> AttentionLayer | FactoredLayer | None:
         """The hidden layer, where the run was a demonstration that knew it."""
         path = self.path / "truth.safetensors"
         return load_layer(path) if path.exists() else None
