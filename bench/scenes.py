@@ -28,6 +28,12 @@ EXACT: Truth = {"recovered": (judged.heads_within(1e-9),)}
 FITTED: Truth = {**EXACT, "fitted": (judged.count_right, judged.function_within(judged.FITTED))}
 NOTHING: Truth = dict.fromkeys(("not_realisable", "noise"), (judged.not_ok,))
 UNDETERMINED: Truth = {"too_few": (), "fitted": (judged.not_determined_said,)}
+ROTARY, SINKS, GATES = (
+    hw.Form(**part) for part in (  # of a form that is told only the kind is read
+        {"rotary": hw.Rotary(base=100.0), "sight": hw.Sight(causal=True)}, {"sink": hw.Sink(torch.zeros(1))},
+        {"gate": hw.Gated(torch.zeros(1, 2, 1))}))
+SLOW = hw.Form(rotary=hw.Rotary(), sight=hw.Sight(causal=True))  # planes of 1, 0.1, 0.01 and 0.001 radians a place
+UNTOLD: dict[str, Any] = {"form": "auto", "seconds": 30.0}  # several descents
 Labels = Callable[[hw.AttentionLayer, Tensor, torch.Generator], Tensor]
 
 
@@ -76,6 +82,75 @@ def white(
         return Case(hw.Examples(X, layer(X)), others, layer(others), layer)
 
     return make
+
+
+def formed(
+    form: Callable[[torch.Generator], hw.Form], *, heads: int = 2, width: int = 8, size: int = 4, length: int = 6,
+    count: int = 500, change: Callable[[Tensor], Tensor] | None = None, told: bool = True, box: bool = False,
+) -> Callable[[int], Case]:
+    """A random layer of a form, with unknowns drawn for it; ``change`` as above. ``told``: that it is causal, where
+    it is; ``box``: it may be asked for more."""
+
+    def make(seed: int) -> Case:
+        draw = drawn(seed)
+        layer = hw.FactoredLayer.random(heads, width, size=size, form=form(draw), seed=seed)
+        X = labels.normal(draw, count + FRESH, length, width)
+        tokens = X[:count] if change is None else change(X[:count])
+        mask = "causal" if layer.form.sight.causal and told else "none"
+        if box:
+            data = hw.ask(layer, count, length, width, law="gaussian", mask=mask, seed=seed, fresh=True)
+            return Case(data, X[count:], layer(X[count:]), layer)
+        return Case(hw.Examples(tokens, layer(tokens), mask=mask), X[count:], layer(X[count:]), layer)
+
+    return make
+
+
+def plain(draw: torch.Generator) -> hw.Form:
+    return hw.Form()
+
+
+def rotary(draw: torch.Generator) -> hw.Form:
+    return hw.Form(rotary=hw.Rotary(base=100.0), sight=hw.Sight(causal=True))
+
+
+def slow(draw: torch.Generator) -> hw.Form:
+    return SLOW
+
+
+def sinks(draw: torch.Generator) -> hw.Form:
+    return hw.Form(sink=hw.Sink(labels.normal(draw, 2)))
+
+
+def caps(draw: torch.Generator) -> hw.Form:
+    return hw.Form(cap=hw.Cap(3.0))
+
+
+def norms(draw: torch.Generator) -> hw.Form:
+    return hw.Form(normed=hw.Normed(*(1 + 0.3 * labels.normal(draw, 2, 4))))
+
+
+def offsets(draw: torch.Generator) -> hw.Form:
+    return hw.Form(offsets=hw.OffsetTable(labels.normal(draw, 2, 11)))
+
+
+def slopes(draw: torch.Generator) -> hw.Form:
+    return hw.Form(offsets=hw.Slope(0.4 * labels.normal(draw, 2)))
+
+
+def causal(draw: torch.Generator) -> hw.Form:
+    return hw.Form(sight=hw.Sight(causal=True))
+
+
+def gates_of_two(draw: torch.Generator) -> hw.Form:
+    return hw.Form(gate=hw.Gated(labels.normal(draw, 2, 9, 4) / 3))
+
+
+def more_sinks(draw: torch.Generator) -> hw.Form:
+    return hw.Form(sink=hw.Sink(labels.normal(draw, 5)))
+
+
+def gates(draw: torch.Generator) -> hw.Form:
+    return hw.Form(gate=hw.Gated(labels.normal(draw, 2, 7, 2) / 2))
 
 
 def alike(seed: int) -> Case:
@@ -294,5 +369,28 @@ SCENES: dict[str, Scene] = {
         relabelled(lambda layer, X, draw: layer(X) + X, heads=2, width=8, count=600, length=6), NO_LAYER),
     "far from zero": Scene(relabelled(lambda layer, X, draw: layer(X) + 1e7, heads=2, width=8, count=400),
                            {**NO_LAYER, "not_realisable": (judged.not_ok, lambda said, case: "it is a layer")}),
+    "rotary, form told": Scene(formed(rotary), EXACT, {"form": ROTARY}),
+    "rotary, slow planes": Scene(formed(slow, size=8, length=8, count=600), EXACT,
+                                 {"form": SLOW, "rank": 8, "seconds": 30.0}),
+    "sinks, form told": Scene(formed(sinks), EXACT, {"form": SINKS}),
+    "five heads with sinks, form and heads told": Scene(
+        formed(more_sinks, heads=5, size=2), EXACT, {"form": SINKS, "heads": 5, "rank": 2}),
+    "sinks, another form told": Scene(formed(sinks), {"not_realisable": (), "limit": ()}, {"form": hw.Form()}),
+    "gates, form told": Scene(formed(gates, width=6, size=2, count=400), AS_GOOD_AS_EXACT, {"form": GATES}),
+    "a template, form told": Scene(formed(plain, heads=1, width=4, length=3, change=template), UNDETERMINED,
+                                   {"form": hw.Form()}),
+    "noise alone, form told": Scene(
+        relabelled(noise_alone, width=12, length=6, count=400), {**NOTHING, **TOO_FEW, "limit": ()},
+        {"form": hw.Form(), "heads": 2, "rank": 4, "seconds": 20.0}),
+    "larger gates, form told": Scene(formed(gates_of_two), AS_GOOD_AS_EXACT, {"form": GATES, "seconds": 60.0}),
+    "looking back, form not told": Scene(formed(causal, told=False), EXACT, {"form": "auto"}),
+    "offsets, form not told": Scene(formed(offsets), AS_GOOD_AS_EXACT, UNTOLD),
+    "slopes, form not told": Scene(formed(slopes), EXACT, UNTOLD),
+    "a cap, form not told": Scene(formed(caps), AS_GOOD_AS_EXACT, UNTOLD),
+    "a black box with sinks": Scene(formed(sinks, box=True), EXACT, UNTOLD),
+    "a black box with a cap": Scene(formed(caps, box=True), AS_GOOD_AS_EXACT, UNTOLD),
+    "a black box with norms": Scene(formed(norms, box=True), AS_GOOD_AS_EXACT, UNTOLD),
+    "rotary, form not told": Scene(formed(rotary), EXACT, UNTOLD),
+    "sinks, form not told": Scene(formed(sinks), EXACT, UNTOLD),
     "rows moved": Scene(relabelled(lambda layer, X, draw: layer(X).roll(1, 1), width=8, count=600), NO_LAYER),
 }

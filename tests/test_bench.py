@@ -31,6 +31,13 @@ SMALL = {  # constants of the script, for a run of seconds
     "noise": {"CASES": [(2, 8, 8, 600)], "SEEDS": (0,)},
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
+    "which": {"SEEDS": (100,), "forms": lambda seed: {"window": hw.Form(sight=hw.Sight(causal=True, window=3))},
+              "HEADS": 1, "SIZE": 2, "WIDTH": 8, "LENGTH": 6, "COUNT": 500},
+    "forms": {"SEEDS": (100,), "forms": lambda seed: {"causal": (hw.Form(sight=hw.Sight(causal=True)), None)},
+              "D": 4, "M": 1, "Q": 2, "K": 5},
+    "models": {"LENGTH": 5, "FRESH": 100, "layers": lambda pack: {"smollm2-tiny": hw.FactoredLayer.random(
+        1, 4, size=2, form=hw.Form(rotary=hw.Rotary(base=100.0, layout="pairs"), sight=hw.Sight(causal=True)))}},
+    "same": {"SEED": 300, "EACH": 1, "MODELS": ("gpt2", "qwen3")},
     "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
     "verdicts": {"LAST": 300, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
     "outliers": {"LAST": 300, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
@@ -54,7 +61,8 @@ SMALL = {  # constants of the script, for a run of seconds
     "report": {"HEADS": 2, "WIDTH": 8, "VISITS": 1},
     "zoo": {"FRESH_SEEDS": (100,), "INSTANCES": ["generic"], "LEARNERS": ("starts",), "SECONDS": 4.0},
 }
-WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"]}
+WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"], "forms": ["--count", "400"],
+         "models": ["--pack", "PACK", "--device", "cpu", "--count", "400", "--forms", "told"]}
 SAID = {  # sentences of README and docs that are made from what the script records
     "speed": ["speed"], "time_to": ["time_to"],
     "rank": ["rank"], "success": ["success"], "few": ["few"], "noise": ["noise"],
@@ -120,6 +128,14 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
         s["peak of make and learn, GiB"], s["examples on disk, GiB"]) and s["worst head error"] < 1e-9},
     "inputs": {"inputs": lambda s, r: s["head count right"] == len(r) == 2 and s["worst error"] < 1e-9},
     "modules": {"modules": lambda s, r: every(r, heads=8) and s["largest difference of outputs"] < 1e-9},
+    "which": {"which": lambda s, r: len(r) == 2 and all(row["right"] and row["does as well"] for row in r)
+              and s["black box: form right"] == 1 and r[1]["asked"] > r[0]["compared"] == 1},
+    "forms": {"forms": lambda s, r: every(r, status="recovered", heads=1, size=2) and s["all heads to 1e-9"] == 1
+              and positive(r[0]["Adam's output error"], r[0]["seconds"])},
+    "models": {"models": lambda s, r: s["all heads within 1e-9"] == 1 == len(r) and r[0]["heads found"] == 1
+               and r[0]["error on fresh inputs"] < 1e-9 < r[0]["Adam, error on fresh inputs"]},
+    "same": {"same": lambda s, r: every(r, right=True) and len(r) == 18
+             and s["mistakes named"] == "10 of 10" and s["harmless changes called the same"] == "8 of 8"},
     "verdicts": {"verdicts": lambda s, r: every(r, true=True) and s["true"] == len(r) == 3
                  and [row["said"] for row in r] == ["recovered", "noise", "too_few"]},
     "outliers": {"outliers": lambda s, r: len(r) == 1 and r[0]["outliers"] == 3 and 0 <= r[0]["share named"] <= 1},
@@ -177,7 +193,7 @@ def test_a_benchmark_runs_in_small(name, bench, capsys):
 
 def test_every_benchmark_is_among_them():
     others = {"common", "stopwatch", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements",
-              "judged", "labels", "nets", "scenes", "workers"}
+              "judged", "labels", "nets", "scenes", "smol", "workers"}
     scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
     assert set(EXPECTED) == set(SMALL) - {"gpu_check"}
