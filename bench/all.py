@@ -23,7 +23,7 @@ PUT_BACK = f"10={KEPT}/smollm2-10.safetensors"
 SCRIPTS = ("bench/trained.py", "bench/adam_tuning.py", "bench/baselines.py", "bench/speed.py",
            "bench/time_to.py", "bench/rank.py", "bench/success.py", "bench/inputs.py", "bench/few.py",
            "bench/noise.py", "bench/verdicts.py", "bench/outliers.py", "bench/trial.py", "bench/gpts.py",
-           "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/same.py",
+           "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/same.py", "bench/behaviours.py",
            "bench/forms.py", "bench/which.py", "bench/sculpt.py",
            "bench/cost.py", "bench/coverage.py", "bench/certify_large.py", "bench/mixture.py", "bench/planted.py",
            "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/zoo.py", "docs/figure.py")

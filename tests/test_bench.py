@@ -38,6 +38,7 @@ SMALL = {  # constants of the script, for a run of seconds
     "models": {"LENGTH": 5, "FRESH": 100, "layers": lambda pack: {"smollm2-tiny": hw.FactoredLayer.random(
         1, 4, size=2, form=hw.Form(rotary=hw.Rotary(base=100.0, layout="pairs"), sight=hw.Sight(causal=True)))}},
     "same": {"SEED": 300, "EACH": 1, "MODELS": ("gpt2", "qwen3")},
+    "behaviours": {"SEEDS": (0,), "SEQUENCES": 12},
     "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
     "verdicts": {"LAST": 300, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
     "outliers": {"LAST": 300, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
@@ -137,6 +138,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
                and r[0]["error on fresh inputs"] < 1e-9 < r[0]["Adam, error on fresh inputs"]},
     "same": {"same": lambda s, r: every(r, right=True) and len(r) == 18
              and s["mistakes named"] == "10 of 10" and s["harmless changes called the same"] == "8 of 8"},
+    "behaviours": {"behaviours": lambda s, r: every(r, right=True) and s["heads"] == s["named right"] == 4
+                   and s["heads without a name"] == s["given none"] == 1},
     "verdicts": {"verdicts": lambda s, r: every(r, true=True) and s["true"] == len(r) == 3
                  and [row["said"] for row in r] == ["recovered", "noise", "too_few"]},
     "outliers": {"outliers": lambda s, r: len(r) == 1 and r[0]["outliers"] == 3 and 0 <= r[0]["share named"] <= 1},

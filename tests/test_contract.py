@@ -22,7 +22,8 @@ ORDER = [*(f"core.{name}" for name in (
              "names", "plain", "checks", "files", "devices", "attention", "positions", "forms", "tangents",
              "freedom", "layer", "factored", "counting", "examples", "shards", "gauge", "convert", "configs",
              "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced", "capture",
-             "sources", "match", "words", "inputs", "sides", "causes", "same", "conditions", "results")), "core",
+             "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same", "conditions",
+             "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "saturated", "thin", "candidate", "white", "determined", "actions",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headway.certificates import certify
+    from headway.core.behaviour import Behaviour, behaviours
     from headway.core.capture import capture
     from headway.core.checkpoints import from_checkpoint, to_checkpoint
     from headway.core.checks import InputError
@@ -31,6 +32,7 @@ __all__ = [
     "Adam",
     "AttentionLayer",
     "Auto",
+    "Behaviour",
     "Cap",
     "Certificate",
     "Claim",
@@ -60,6 +62,7 @@ __all__ = [
     "Status",
     "Verdict",
     "ask",
+    "behaviours",
     "capture",
     "certify",
     "compare",
@@ -76,7 +79,8 @@ __all__ = [
 ]
 # Names are looked up when first asked for, so that `headway --help` need not wait for torch.
 _HOME = {
-    "AttentionLayer": "core.layer", "Certificate": "core.results", "Claim": "core.results",
+    "AttentionLayer": "core.layer", "Behaviour": "core.behaviour", "behaviours": "core.behaviour",
+    "Certificate": "core.results", "Claim": "core.results",
     "Comparison": "core.same", "Examples": "core.examples", "Fit": "core.results", "InputError": "core.checks",
     "Match": "core.match", "NotLearnedError": "core.results", "Status": "core.results", "Verdict": "core.results",
     "ask": "core.sources", "certify": "certificates",
