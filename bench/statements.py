@@ -24,6 +24,8 @@ def rows() -> list[Row]:
         ("examples as a new user might bring them, each wrong in its own way", trial_short, "trial"),
         ("all layers of a small trained GPT (d = 64) and encoder (d = 32), a minute each, nothing told", gpts,
          "gpts"),
+        ("what heads do, told from their patterns: ten planted heads of each of four kinds, and ten of none",
+         planted_heads, "behaviours"),
     )
     found = [(what, said(), Record(name)) for what, said, name in wanted if kept(name)]
     encoder = "layers of a sentence encoder (12 heads, width 384) from {}, one H200"
@@ -37,6 +39,13 @@ def rows() -> list[Row]:
         if kept(name):
             found.append((encoder.format(words), text(name), Record(name)))
     return found
+
+
+def planted_heads() -> str:
+    r = Record("behaviours")
+    aimed = [row["right"] for row in r.rows if row["planted"] != "mixed"]
+    none = [row["right"] for row in r.rows if row["planted"] == "mixed"]
+    return f"{of(aimed)} named right; no name given to {of(none, 'others')}"
 
 
 def text(name: str) -> str:

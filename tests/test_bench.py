@@ -71,7 +71,7 @@ SAID = {  # sentences of README and docs that are made from what the script reco
     "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
-    "rules": ["statements.rules"], "gpts": ["statements.gpts"]}
+    "rules": ["statements.rules"], "gpts": ["statements.gpts"], "behaviours": ["statements.planted_heads"]}
 
 
 @pytest.fixture
