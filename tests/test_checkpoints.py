@@ -113,7 +113,7 @@ def test_what_does_not_fit_a_file_is_refused(saved, tmp_path, refused):
     full = hw.AttentionLayer.random(heads=2, width=24, mask="causal", seed=0)
     with refused("layer", "heads of size 6, as stored", "beyond it", "tolerance="):
         hw.to_checkpoint(full, saved("gpt2"), out, 1)
-    with refused("out", "a folder where source is one"):
+    with refused("out", "a folder, as source is one"):
         hw.to_checkpoint(layer, source, tmp_path / "out.safetensors", 1)
     with refused("out", "a new name", "which is there already"):
         hw.to_checkpoint(layer, source, source, 1)
@@ -160,6 +160,79 @@ def test_what_cannot_be_read_is_refused_by_name(saved, tmp_path, refused):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../b.safetensors"}}))
     with refused(str(tmp_path / "model.safetensors.index.json"), "files beside it"):
         hw.from_checkpoint(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["t5 encoder", "mpnet"])
+def test_a_table_that_all_layers_share_stays_as_it_is(name, saved, tmp_path, refused):
+    case, order = CASES[name], [2, 0, 3, 1]
+    layer = hw.from_checkpoint(saved(name), case.number, stack=case.stack)
+    parts = {part: value if part == "offset" else value[order] for part, value in layer.tensors().items()}
+    parts["offsets"] = parts["offsets"] + torch.arange(4.0).unsqueeze(1)  # a constant a head changes nothing
+    other = layer.with_tensors(parts)  # as a learner may return it
+    torch.testing.assert_close(asked(other), asked(layer), rtol=0, atol=1e-12)
+    hw.to_checkpoint(other, saved(name), tmp_path / "copy", case.number, stack=case.stack)
+    one, two = (load_file(folder / "model.safetensors") for folder in (saved(name), tmp_path / "copy"))
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, rtol=0, atol=1e-14)
+    bent = layer.with_tensors({"offsets": layer.form.offsets.values.square()})
+    with refused("layer.offsets", "which other layers use too", "headway.replace"):
+        hw.to_checkpoint(bent, saved(name), tmp_path / "bent", case.number, stack=case.stack)
+
+
+def test_names_of_folders_may_have_dots(saved, tmp_path, refused):
+    layer = hw.from_checkpoint(saved("llama"), 1)
+    hw.to_checkpoint(layer, saved("llama"), tmp_path / "Llama-0.1B", 1)
+    assert hw.from_checkpoint(tmp_path / "Llama-0.1B", 1).heads == 4
+    with refused("out", "a safetensors file, as source is one"):
+        hw.to_checkpoint(layer, saved("llama") / "model.safetensors", tmp_path / "file", 1)
+
+
+def test_arguments_of_wrong_kinds_are_refused(saved, tmp_path, refused):
+    source = saved("llama")
+    for name, said, call in (
+            ("path", "None (NoneType)", lambda: hw.from_checkpoint(None, 1)),
+            ("dtype", "'float64'", lambda: hw.from_checkpoint(source, 1, dtype="float64")),
+            ("dtype", "torch.int32", lambda: hw.from_checkpoint(source, 1, dtype=torch.int32)),
+            ("stack", "3 (int)", lambda: hw.from_checkpoint(source, 1, stack=3)),
+            ("stack", "'decoder', where there are 'layers.1.self_attn.'",
+             lambda: hw.from_checkpoint(source, 1, stack="decoder")),
+            ("heads", "32 rows of query, 8 for each; got 2. Try: heads=4",
+             lambda: hw.from_checkpoint(source, 1, heads=2)),
+            (str(source), "number 5; got numbers 0 to 1", lambda: hw.from_checkpoint(source, 5)),
+            (str(source / "no"), "nothing of that name", lambda: hw.from_checkpoint(source / "no", 1)),
+            ("layer", "an AttentionLayer or a FactoredLayer; got int", lambda: hw.to_checkpoint(3, source, "o", 1)),
+            ("out", "a path; got None", lambda: hw.to_checkpoint(hw.from_checkpoint(source, 1), source, None, 1))):
+        with refused(name, said):
+            call()
+
+
+@pytest.mark.parametrize(("settings", "name"), [
+    ({"rope_parameters": "x"}, "rope_parameters"), ({"rms_norm_eps": "x"}, "rms_norm_eps"),
+    ({"layer_types": "full"}, "layer_types"), ({"head_dim": "8"}, "head_dim"),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": "x"}}, "partial_rotary_factor")])
+def test_a_config_of_wrong_kinds_is_refused(settings, name, saved, tmp_path, refused):
+    shutil.copy(saved("llama") / "model.safetensors", tmp_path / "model.safetensors")
+    config = json.loads((saved("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **settings}))
+    with refused(f"config.{name}"):
+        hw.from_checkpoint(tmp_path, 1)
+
+
+def test_an_index_must_say_where_things_are(tmp_path, refused):
+    CASES["llama"].make().save_pretrained(tmp_path / "model", max_shard_size="8KB")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    layer, listed = hw.from_checkpoint(index, 1), json.loads(index.read_text())
+    with refused("source", "the folder of several", "an index"):  # else one file of several would be the copy
+        hw.to_checkpoint(layer, index, tmp_path / "copy.safetensors", 1)
+    key = "layers.1.self_attn.q_proj.weight"
+    file = listed["weight_map"][key]
+    other = next(name for name in listed["weight_map"].values() if name != file)
+    for place, said in (("../model.safetensors", "'../model.safetensors'"), (other, f"the tensor {key}"),
+                        ("gone.safetensors", "nothing of that name")):
+        index.write_text(json.dumps({"weight_map": {**listed["weight_map"], key: place}}))
+        with pytest.raises(hw.InputError, match="Try: ") as caught:
+            hw.from_checkpoint(index, 1)
+        assert said in str(caught.value)
 
 
 def test_old_configs_say_the_same_in_other_words():

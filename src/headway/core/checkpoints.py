@@ -20,6 +20,7 @@ from headway.core.files import open_tensors, workshop, write_tensors
 from headway.core.forms import Cap, Form, Sight
 from headway.core.layer import AttentionLayer
 from headway.core.positions import OffsetTable, Rotary
+from headway.core.replaced import a_layer
 from headway.core.stored import Stored, open_weights
 
 # Where attention number N lies: what the stem ends with, and whether its keys are of another sequence.
@@ -51,14 +52,23 @@ def from_checkpoint(
     are refused. stack: "encoder", "decoder" or "cross" where there are several, or the beginning of the names.
     Tensors are read into ``dtype``: in float32 the low rank of Θ_i would end at 1e-7.
     """
-    found = _Found.of(Path(path), layer, heads, stack)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        checks.refuse("dtype", "torch.float64, torch.float32 or a half precision", repr(dtype),
+                      "dtype=torch.float64")
+    found = _Found.of(_path("path", path), layer, heads, stack)
     made, tensors = found.layer(dtype)
     return weights.plain(made, tensors, found.at) or made
 
 
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        checks.refuse(name, "a path", f"{value!r} ({type(value).__name__})", "the folder of a model")
+    return Path(value)
+
+
 def factors_from_checkpoint(path: str | os.PathLike[str], layer: int, heads: int | None = None) -> FactoredLayer:
     """What ``from_checkpoint`` reads, in factors whatever its form: biases stand where the file has them."""
-    return _Found.of(Path(path), layer, heads, None).layer(torch.float64)[0]
+    return _Found.of(_path("path", path), layer, heads, None).layer(torch.float64)[0]
 
 
 def to_checkpoint(
@@ -72,11 +82,16 @@ def to_checkpoint(
     it lacks stay silent. A plain layer is factored. What that leaves out, and biases that the file has no place
     for, must be below ``tolerance`` of the rest.
     """
-    start, target = Path(source), Path(out)
+    start, target = _path("source", source), _path("out", out)
+    a_layer(layer)
     if start.suffix == ".gguf":
         checks.refuse("source", "safetensors files", "a GGUF file, which is read only", "the model as safetensors")
-    if start.is_dir() != (target.is_dir() or not target.suffix):
-        checks.refuse("out", "a folder where source is one, a file where it is one", str(target), "another name")
+    if start.suffix == ".json":
+        checks.refuse("source", "a safetensors file, or the folder of several", "an index", str(start.parent))
+    whole = start.is_dir()
+    if start.exists() and whole == (target.suffix == ".safetensors"):
+        checks.refuse("out", f"the name of a {'folder' if whole else 'safetensors file'}, as source is one",
+                      str(target), "another name")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         checks.refuse("out", "a new name", f"{target}, which is there already", "another name")
     found = _Found.of(start, number, heads, stack)
@@ -86,7 +101,7 @@ def to_checkpoint(
     for place in found.at.values():
         weights.quantised(place.name, changed[place.name])
     weights.write(fitted, changed, found.at, found.shape, tolerance)
-    if target.suffix:
+    if not whole:
         _copy(files.pop(), target, changed)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -122,6 +137,9 @@ class _Found:
     @classmethod
     def of(cls, path: Path, number: int, heads: int | None, stack: str | None) -> _Found:
         checks.whole("layer", number, 0)
+        if stack is not None and not isinstance(stack, str):
+            checks.refuse("stack", "a word", f"{stack!r} ({type(stack).__name__})",
+                          "stack='encoder', 'decoder', 'cross' or the beginning of the names")
         stored = open_weights(path)
         stem, cross = _stem(path, stored, number, stack)
         first = stored[f"{stem}c_attn.weight"].shape if f"{stem}c_attn.weight" in stored else (0, 1)
@@ -139,11 +157,15 @@ class _Found:
                           "heads=12")
         m = checks.whole("heads", m)
         rows = at["query"].read(stored, m).shape[0]
-        size = named.said("head_dim", "d_kv") or rows // m
+        told = named.said("head_dim", "d_kv")
+        if told is None and rows % m:
+            checks.refuse("heads", f"a divisor of {rows}, the rows of query", m, "another number of heads")
+        size = checks.whole("config.head_dim", told or rows // m)
         if rows == 2 * m * size and kind == "qwen3_next":
             at, rows = weights.gated(at), m * size
         if rows != m * size:
-            checks.refuse("heads", f"a divisor of {rows}, the rows of query", m, "another number of heads")
+            checks.refuse("heads", f"as many as make the {rows} rows of query, {size} for each", m,
+                          f"heads={rows // size}" if rows % size == 0 else "a config.json of this model")
         shape = weights.Shape(m, size, size**-0.5)
         form, shape = _settled(named, at, shape, cross)
         return cls(path, stored, at, shape, form, cross)
@@ -199,11 +221,26 @@ def _stem(path: Path, names: Iterable[str], number: int, stack: str | None) -> t
     if fits:
         checks.refuse("stack", "which of several is meant", f"{', '.join(sorted(fits))}",
                       "stack='encoder', 'decoder', 'cross' or the beginning of the names")
-    known = ", ".join(f"…{pattern.format(number)}…" for pattern, _ in STEMS[:5])
+    if stems:
+        checks.refuse("stack", "'encoder', 'decoder', 'cross' or the beginning of names, if there are such",
+                      f"{stack!r}, where there are {', '.join(map(repr, sorted(stems)))}", "without stack=")
     listed = sorted(names)
+    there = _counted(listed)
+    if there:
+        got = f"numbers {min(there)} to {max(there)}" if len(there) > 1 else f"number {max(there)} alone"
+        checks.refuse(str(path), f"attention number {number}", got, f"number {max(there)}")
+    known = ", ".join(f"…{pattern.format(number)}…" for pattern, _ in STEMS[:5])
     got = f"{listed[0]} and {len(listed) - 1} others" if listed else "none"
     return checks.refuse(str(path), f"attention number {number}, tensors named {known}", got,
                          "another layer number, or from_weights(...)")
+
+
+def _counted(names: Iterable[str]) -> set[int]:
+    """The numbers of the attentions that are there, by their names."""
+    stems = (f"{pattern}attn" if pattern == "blk.{}." else pattern for pattern, _ in STEMS)
+    ends = re.compile("|".join(re.escape(stem).replace(r"\{\}", r"(\d+)") for stem in stems))
+    found = (ends.search(name) for name in names)
+    return {int(next(part for part in match.groups() if part)) for match in found if match}
 
 
 def _named(stem: str, cross: bool, stack: str) -> bool:
@@ -243,7 +280,7 @@ def _settled(
         checks.refuse(str(named.path), "attention of a known form",
                       "relative position biases (position_embedding_type)", "a model without them")
     gain = 1.0 if named.kind in LESS_ONE else 0.0
-    shape = replace(shape, eps=float(said("rms_norm_eps", default=1e-6)), gain=gain)
+    shape = replace(shape, eps=checks.number("config.rms_norm_eps", said("rms_norm_eps", default=1e-6)), gain=gain)
     if cross:
         return Form(), replace(shape, scale=1.0) if "EncDecAttention" in stem else shape
     if "SelfAttention" in stem or stem.endswith("attention.attn."):
@@ -321,7 +358,29 @@ def _fitted(layer: AttentionLayer | FactoredLayer, found: _Found, tolerance: flo
             got = "none" if mine is None else f"shape {tuple(mine.shape)}"
             checks.refuse(f"layer.{name}", f"shape {tuple(value.shape)}, as stored", got,
                           "heads and groups as the file has them")
-    return layer
+    return _ordered(layer, there, tolerance)
+
+
+def _ordered(layer: FactoredLayer, there: FactoredLayer, tolerance: float) -> FactoredLayer:
+    """With heads in the order of the table of offsets that is stored: other layers of the model use it too, so it
+    must stay as it is."""
+    if not isinstance(there.form.offsets, OffsetTable):
+        return layer
+    stored, mine = (part.tensors()["offsets"] for part in (there, layer))
+    # One constant a head changes nothing.
+    far = (stored - stored.mean(1, keepdim=True)).unsqueeze(1) - (mine - mine.mean(1, keepdim=True)).unsqueeze(0)
+    distance = far.abs().amax(2)
+    order: list[int] = []
+    for row in distance:
+        order.append(min((i for i in range(layer.heads) if i not in order), key=row.__getitem__))
+    worst, size = float(distance[range(layer.heads), order].max()), float(stored.abs().max())
+    if worst > tolerance * size:
+        checks.refuse("layer.offsets", "the table of offsets that is stored, which other layers use too",
+                      f"one that differs by {worst:.1e}, whatever the order of the heads",
+                      "headway.replace, which changes one layer, or a larger tolerance, which keeps the table")
+    heads = ("query", "out", "sink", "gate", *(("key", "value") if layer.groups == layer.heads else ()))
+    changed = {name: value[order] for name, value in layer.tensors().items() if name in heads}
+    return layer.with_tensors({**changed, "offsets": stored})
 
 
 def _thin(layer: AttentionLayer, there: FactoredLayer, tolerance: float) -> FactoredLayer:

@@ -43,6 +43,8 @@ def text_part(config: Any) -> Any:
 def layer_type(config: Any, number: int | None) -> str | None:
     """What layer_types calls this layer; older configs say it in other words."""
     types = get(config, "layer_types")
+    if isinstance(types, str):
+        _missed("layer_types", "a list with a word for each layer", repr(types))
     if types is not None and number is not None and number < len(types):
         return str(types[number])
     if types is not None or number is None or get(config, "sliding_window") is None:
@@ -85,7 +87,7 @@ def rotary(config: Any, size: int, number: int | None, layout: str = "half") -> 
     if base is None:
         _missed("rope_theta", "the base of the rotary frequencies", "none")
     base = checks.number("config.rope_theta", base, strictly=True)
-    part = float(said.get("partial_rotary_factor") or 1.0)
+    part = checks.number("config.partial_rotary_factor", said.get("partial_rotary_factor") or 1.0)
     turned = int(size * part)
     whole = None if turned == size else turned
     if kind == "default":
@@ -103,6 +105,9 @@ def rotary(config: Any, size: int, number: int | None, layout: str = "half") -> 
 def _rope(config: Any, number: int | None) -> dict[str, Any]:
     """Rotary settings in one mapping, from today's rope_parameters or from what came before it."""
     said = get(config, "rope_parameters")
+    for name, held in (("rope_parameters", said), ("rope_scaling", get(config, "rope_scaling"))):
+        if held is not None and not isinstance(held, Mapping):
+            _missed(name, "rotary settings by name", repr(held))
     if said is not None:
         said = dict(said)
         nested = {name: value for name, value in said.items() if isinstance(value, Mapping)}

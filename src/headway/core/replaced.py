@@ -67,7 +67,7 @@ def replace(model: nn.Module, path: str, layer: AttentionLayer | FactoredLayer) 
     ...     put
     Replacement(0.self_attn: AttentionLayer(2 heads, width 8 → 8))
     """
-    _a_layer(layer)
+    a_layer(layer)
     site = find(model, path)
     if not site.path:
         checks.refuse("path", "a module inside the model", repr(path),
@@ -81,7 +81,8 @@ def replace(model: nn.Module, path: str, layer: AttentionLayer | FactoredLayer) 
     return Replacement(model, site, Stand(factors, layer, site.entry))
 
 
-def _a_layer(layer: Any) -> None:
+def a_layer(layer: Any) -> None:
+    """Refuse what is no layer."""
     if not isinstance(layer, (AttentionLayer, FactoredLayer)):
         hint = "fit.layer" if hasattr(layer, "layer") else "headway.from_torch(module)"
         checks.refuse("layer", "an AttentionLayer or a FactoredLayer", type(layer).__name__, hint)
@@ -124,7 +125,7 @@ class Stand(nn.Module):
         self.names = tuple(factors.tensors())
         self.layer, self.form, self.cross = layer, factors.form, factors.cross
         self._old = (calls.called_as(old),)  # in a tuple: no part of this module
-        self._answer: tuple[Any, ...] | None = None
+        self._answer: tuple[Any, ...] | list[Any] | None = None
         self._qkv_same_embed_dim = False  # torch's encoder then calls it, and does not look inside
         self.train(old.training)
 
@@ -176,8 +177,13 @@ class Stand(nn.Module):
             here = torch.arange(before, before + k, dtype=torch.float64, device=X.device)
         # The cache keeps tokens and their places where it kept keys and values.
         places = here.expand(n, k).reshape(n, 1, k, 1)
-        tokens, there = inner.update(X.unsqueeze(1), places, getattr(self.old, "layer_idx", 0))
-        if tokens.shape[2] > before + k:
+        try:
+            tokens, there = inner.update(X.unsqueeze(1), places, calls.layer_number(self.old) or 0)
+        except RuntimeError as error:  # room was made for keys and values of one dtype
+            if checks.out_of_memory(error):
+                raise
+            tokens = None
+        if tokens is None or tokens.shape[2] > before + k:
             checks.refuse("the module's cache", "one that grows with the tokens", "one of fixed length",
                           "generate(..., cache_implementation='dynamic')")
         return tokens[:, 0], here, there[:, 0, :, 0]
@@ -214,10 +220,10 @@ class Stand(nn.Module):
             if rest[0] is None and getattr(old, "has_relative_attention_bias", False):
                 whole: Tensor = old.compute_bias(keys, keys, device=Y.device)  # type: ignore[operator]
                 rest[0] = whole[:, :, -Y.shape[1]:].to(Y.dtype)
-        return (Y, *rest)
+        return [Y, *rest] if isinstance(self._answer, list) else (Y, *rest)
 
 
-def _sample(old: nn.Module, call: calls.Call, args: Any, kwargs: Any) -> tuple[Any, ...]:
+def _sample(old: nn.Module, call: calls.Call, args: Any, kwargs: Any) -> tuple[Any, ...] | list[Any]:
     """What the old module answers, to see of how many parts: () if of one."""
     if isinstance(old, nn.MultiheadAttention):
         return ()
@@ -229,4 +235,4 @@ def _sample(old: nn.Module, call: calls.Call, args: Any, kwargs: Any) -> tuple[A
                 held[name] = None
     with torch.no_grad():
         answer = copy.deepcopy(old).to(like.device, like.dtype)(*bound.args, **bound.kwargs)
-    return answer if isinstance(answer, tuple) else ()
+    return answer if isinstance(answer, (tuple, list)) else ()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from headway.core import checks
@@ -27,8 +28,13 @@ class Stored(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         path = self.files[name]
         if path not in self._open:
+            _there(path, "a file that the index beside it names")
             self._open[path] = open_tensors(path)
-        tensor: Tensor = self._open[path].get_tensor(name)
+        try:
+            tensor: Tensor = self._open[path].get_tensor(name)
+        except SafetensorError:
+            checks.refuse(str(path), f"the tensor {name}, as the index beside it says", "none",
+                          "the whole model again")
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -44,12 +50,13 @@ class Stored(Mapping[str, Tensor]):
 
 def open_weights(path: Path) -> Stored:
     """A file, an index of several, or a folder with either; config.json beside it is read too."""
+    _there(path, "a folder, a safetensors file, an index of several or a GGUF file")
     if path.is_dir():
         inside = [path / name for name in (INDEX, "model.safetensors") if (path / name).exists()]
         if not inside:
             found = sorted(p.name for p in path.iterdir())[:4]
             checks.refuse(str(path), f"a folder with model.safetensors or {INDEX}", ", ".join(found) or "nothing",
-                          "the path of the file itself")
+                          "the path of a safetensors or GGUF file; pickled files are never read")
         path = inside[0]
     beside = path.parent / "config.json"
     if path.suffix == ".gguf":
@@ -57,13 +64,19 @@ def open_weights(path: Path) -> Stored:
     config = read_json(beside, "the model's config", "another folder") if beside.exists() else None
     if path.suffix == ".json":
         listed = read_json(path, "an index of files", "the path of a safetensors file").get("weight_map")
-        if not isinstance(listed, dict) or not all(isinstance(name, str) and Path(name).name == name
-                                                   for name in listed.values()):
-            checks.refuse(str(path), "a weight_map from tensors to files beside it", "none",
-                          "the path of a safetensors file")
-        return Stored({name: path.parent / file for name, file in listed.items()}, config)
+        named = list(listed.values()) if isinstance(listed, dict) else []
+        away = [name for name in named if not isinstance(name, str) or Path(name).name != name]
+        if not named or away:
+            checks.refuse(str(path), "a weight_map from tensors to files beside it",
+                          repr(away[0]) if away else "none", "the path of a safetensors file")
+        return Stored({name: path.parent / file for name, file in (listed or {}).items()}, config)
     with open_tensors(path) as file:
         return Stored(dict.fromkeys(file.keys(), path), config)
+
+
+def _there(path: Path, expected: str) -> None:
+    if not path.exists():
+        checks.refuse(str(path), expected, "nothing of that name", "another path")
 
 
 class _Gguf(Stored):
