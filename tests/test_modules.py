@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.models import CASES, double, doubled
+from tests.models import BERT, CASES, GPT2, LLAMA, TOKENS, Case, double, doubled
 from torch import nn
 
 import headway as hw
@@ -180,6 +180,55 @@ def test_what_is_not_understood_is_refused_by_name(refused):
         hw.from_torch(long, "layers.1")
 
 
+def test_what_has_no_numbers_is_refused(refused):
+    model, path = CASES["llama"].make(), CASES["llama"].path
+    with refused("path", "3 (int)"):
+        hw.from_torch(model, 3)
+    with refused("causal", "True or False"):
+        hw.from_torch(model, path, causal=3)
+    with refused("module.q_proj.weight", "weights with values", "meta device"):
+        hw.from_torch(copy.deepcopy(model).to("meta"), path)
+    packed = model.get_submodule(path)
+    weight = packed.q_proj.weight.detach().to(torch.int8)
+    packed.q_proj = nn.Module()  # torch's quantised layers have no parameters
+    packed.q_proj.weight = lambda: weight
+    with refused("module.q_proj.weight", "torch.int8, quantised"):
+        hw.from_torch(model, path)
+    normed = Case("CohereModel", "CohereConfig", {**LLAMA, "use_qk_norm": True}, path).make()
+    with refused("module", "q_norm that divides by the root mean square", "CohereLayerNorm"):
+        hw.from_torch(normed, path)
+
+
+MORE = {  # kinds that are read beside those of CASES
+    "cohere 2 unturned": Case("Cohere2Model", "Cohere2Config", {
+        **LLAMA, "layer_types": ["sliding_attention", "full_attention"]}, "layers.1.self_attn",
+        words="plain scores; causal"),
+    "distilbert": Case("DistilBertModel", "DistilBertConfig", {
+        "dim": 24, "n_heads": 4, "n_layers": 2, "hidden_dim": 16, "max_position_embeddings": 64, **TOKENS},
+        "transformer.layer.1.attention"),
+    "layoutlm": Case("LayoutLMModel", "LayoutLMConfig", {**BERT, "attn_implementation": "sdpa"},
+                     "encoder.layer.1.attention"),
+    "openai": Case("OpenAIGPTModel", "OpenAIGPTConfig", {**GPT2, "afn": "gelu"}, "h.1.attn"),
+    "gpt-neo": Case("GPTNeoModel", "GPTNeoConfig", {
+        **BERT, "num_heads": 4, "num_layers": 2, "attention_types": [[["global"], 2]]}, "h.1.attn.attention"),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_kinds_are_read_and_replaced(name):
+    case = MORE[name]
+    with double():
+        model = case.make(torch.float64)
+        inputs = case.inputs()
+        layer = hw.from_torch(model, case.path)
+        data = hw.capture(model, case.path, [inputs])
+        torch.testing.assert_close(*answers(layer, data), rtol=0, atol=1e-10)
+        before, kept = model(**inputs)[0], inputs["attention_mask"].bool()
+        with hw.replace(model, case.path, layer):
+            torch.testing.assert_close(model(**inputs)[0][kept], before[kept], rtol=0, atol=1e-9)
+    assert layer.form.describe() == case.words if case.words else layer.mask == data.mask
+
+
 def test_half_precision_is_read_exactly_and_replaced_in_kind():
     case = CASES["llama"]
     model = case.make(torch.bfloat16)
@@ -193,7 +242,7 @@ def test_half_precision_is_read_exactly_and_replaced_in_kind():
 
 @pytest.mark.parametrize(("name", "whole"), [
     ("llama", "LlamaForCausalLM"), ("mistral", "MistralForCausalLM"), ("gpt2", "GPT2LMHeadModel")])
-def test_a_model_writes_on_with_a_layer_in_it(name, whole):
+def test_a_model_writes_on_with_a_layer_in_it(name, whole, refused):
     import transformers as hf
 
     case = CASES[name]
@@ -207,6 +256,8 @@ def test_a_model_writes_on_with_a_layer_in_it(name, whole):
     before = model.generate(**asked)
     with hw.replace(model, path, hw.from_torch(model, path)):
         assert torch.equal(model.generate(**asked), before)
+        with refused("the module's cache", "one of fixed length", "cache_implementation='dynamic'"):
+            model.generate(**asked, cache_implementation="static")
 
 
 def test_decoding_step_by_step_keeps_a_shared_table():

@@ -65,7 +65,10 @@ def _answer(site: Site, layer: FactoredLayer, X: Tensor, Z: Tensor | None, turn:
     given = _arguments(entry, layer, X, Z, hidden)
     stopped: Exception | None = None
     best: Tensor | None = None
-    for rotation in _rotations(layer.form.rotary, X, layer.size, turn):
+    rotary = layer.form.rotary
+    if rotary is None and "position_embeddings" in inspect.signature(entry.forward).parameters:
+        rotary = Rotary()  # a layer that is not turned must not care
+    for rotation in _rotations(rotary, X, layer.size, turn):
         if rotation is not None:
             given["position_embeddings"] = rotation
         try:
@@ -91,6 +94,10 @@ def _arguments(
 ) -> dict[str, Any]:
     """What the forward of a module is given beside X: keys, mask, what is added to the scores."""
     given: dict[str, Any] = {}
+    kind = getattr(getattr(entry, "config", None), "_attn_implementation", None)
+    if hidden is None and kind not in (None, "eager") and not hasattr(entry, "is_causal"):
+        # Transformers takes such a module for causal where it is given no mask, and its model always gives one.
+        hidden = X.new_zeros(1, X.shape[1], (X if Z is None else Z).shape[1])
     for name, parameter in list(inspect.signature(entry.forward).parameters.items())[1:]:
         if name in calls.KEYS and (Z is not None or parameter.default is parameter.empty):
             given[name] = X if Z is None else Z

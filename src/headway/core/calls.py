@@ -115,8 +115,14 @@ def past(cache: Any, module: nn.Module, own: bool) -> int:
     length = getattr(inner, "get_seq_length", None)
     if length is None:
         return 0
-    number = getattr(module, "layer_idx", None)
+    number = layer_number(module)
     return int(length() if number is None else length(number))
+
+
+def layer_number(module: nn.Module) -> int | None:
+    """Under which number a module keeps its keys in a cache."""
+    said = (getattr(module, name, None) for name in ("layer_idx", "layer_id"))
+    return next((number for number in said if isinstance(number, int)), None)
 
 
 def _mask_names(module: nn.Module, cross: bool) -> tuple[str, ...]:

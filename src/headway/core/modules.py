@@ -45,7 +45,8 @@ def from_torch(
     your own with projections of such names (q_proj, c_attn, query, q, query_key_value …); or a whole model with the
     ``path`` of one, so that what stands elsewhere in it (rotary frequencies, a table of offsets) is found too.
     Norms, residual connections and dropout around the attention are other functions. causal: whether queries see
-    only keys behind, where the module does not say so itself. cross: whether keys come from another sequence.
+    only keys behind, where the module does not say so itself; a mask that only its model makes, as CLIP's for
+    text, is not seen. cross: whether keys come from another sequence.
 
     The layer has the module's dtype (float32 for half precision). What cannot be read is refused by name.
 
@@ -53,6 +54,9 @@ def from_torch(
     >>> from_torch(module, causal=True)
     AttentionLayer(2 heads, width 8 → 8, with key_bias, offset, causal)
     """
+    for name, said in (("causal", causal), ("cross", cross)):
+        if said is not None:
+            checks.flag(name, said)
     layer, dense = _found(module, path, causal, cross)
     return layer if dense is None else dense
 
@@ -117,6 +121,9 @@ class _Source:
 
 
 def _unknown(module: nn.Module, names: Mapping[str, Any]) -> NoReturn:
+    for name, child in module.named_children():
+        if callable(getattr(child, "weight", None)):  # torch's quantised layers have no parameters
+            weights.quantised(f"module.{name}.weight", child.weight())  # type: ignore[operator]
     inner = ", ".join(f"{name} ({type(child).__name__})" for name, child in module.named_children())
     checks.refuse("module", "nn.MultiheadAttention, or attention with weights of names in use: q_proj, k_proj, "
                   "v_proj; q, k, v; query, key, value; c_attn; query_key_value", f"{type(module).__name__} with "
@@ -252,7 +259,7 @@ def _rotaries(source: _Source, q: int) -> list[tuple[Rotary | None, float]]:
     for layout in ("half", "pairs"):
         rotary, factor = configs.rotary(source.config, q, source.number, layout)
         found.append(_as_held(source, rotary, factor, q))
-    return found
+    return [*found, (None, 1.0)]  # some layers are handed rotations and do not use them
 
 
 def _as_held(source: _Source, rotary: Rotary, factor: float, q: int) -> tuple[Rotary, float]:
@@ -328,7 +335,7 @@ def _norms(source: _Source, q: int) -> weights.Shape:
 def _gain(name: str, norm: nn.Module, weight: Tensor) -> float:
     """0 where a norm multiplies by its weight, 1 where by 1 + weight: it is asked."""
     norm = copy.deepcopy(norm).to(weight.dtype)
-    x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight) * 10.0
+    x = torch.randn(4, *weight.shape, generator=torch.Generator().manual_seed(0)).to(weight) * 10.0
     y = norm(x) * x.square().mean(-1, keepdim=True).sqrt() / x
     for plus in (0.0, 1.0):
         if float((y - weight - plus).abs().max()) <= AGREE * float(1 + weight.abs().max()):

@@ -44,6 +44,9 @@ def find(model: nn.Module, path: str | None = None) -> Site:
         checks.refuse("module" if path is None else "model", "a torch.nn.Module", type(model).__name__,
                       "the model itself")
     path = "" if path is None else path
+    if not isinstance(path, str):
+        checks.refuse("path", "the name of a module of the model", f"{path!r} ({type(path).__name__})",
+                      _listed(model))
     chain = [model]
     for name in path.split(".") if path else ():
         inner = dict(chain[-1].named_children()).get(name)

@@ -64,6 +64,7 @@ PARTS = ("query", "key", "value", "out")
 # Four separate weights: query, key, value, out; "" where the module has no output projection of its own.
 SEPARATE = (
     *((*(f"{c}_proj" for c in "qkv"), out) for out in ("o_proj", "out_proj", "dense")),
+    ("q_lin", "k_lin", "v_lin", "out_lin"),
     ("q", "k", "v", "o"),
     *((*(f"{inner}{name}" for name in ("query", "key", "value")), "output.dense") for inner in (
         "self.", "attention.")),
@@ -259,7 +260,10 @@ def _numbers(parts: Mapping[str, Tensor], at: Mapping[str, Place]) -> None:
 
 
 def quantised(name: str, value: Any) -> None:
-    """Refuse weights that are no plain numbers."""
+    """Refuse weights that are no plain numbers, or have no values."""
+    if isinstance(value, Tensor) and value.is_meta:
+        checks.refuse(name, "weights with values", "a tensor on the meta device, which has a shape only",
+                      "the model loaded whole")
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_quantized or (
             value.dtype.itemsize < 2):
         got = f"dtype {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
