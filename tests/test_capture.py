@@ -132,12 +132,20 @@ def test_bad_input_is_refused_in_words(refused):
         hw.capture(model, "encoder.layer.1", [])
     with refused("limit", "at least 1"):
         hw.capture(model, "encoder.layer.1", [inputs], limit=0)
+    with refused("ignore", "names of arguments; got int"):
+        hw.capture(model, "encoder.layer.1", [inputs], ignore=3)
+    with refused("to", "3 (int)"):
+        hw.capture(model, "encoder.layer.1", [inputs], to=3)
+    with refused("path", "3 (int)", "encoder.layer.0.attention"):
+        hw.capture(model, 3, [inputs])
     with refused("model", "dropout", "0.1 in training mode: its outputs are random", "model.eval()"):
         hw.capture(CASES["bert"].make().train(), "encoder.layer.1", [inputs])
     X = torch.randn(2, 3, 4)
     with refused("the module's input", "a tensor 'weather'", "ignore=('weather',)"):
         hw.capture(Block(), "inner", [{"x": X, "weather": X}])
     assert len(hw.capture(Block(), "inner", [{"x": X, "weather": X}], ignore=("weather",))) == 2
+    with refused("the module's input", "a tensor 'weather'"):  # a name, not the letters in it
+        hw.capture(Block(), "inner", [{"x": X, "weather": X}], ignore="weathercock")
     with refused("the module's input", "tokens of shape (n, k, d)"):
         hw.capture(Block(), "inner", [X[0]])
     with refused("the module's answer", "one row for each token", "shape (2, 24)"):
@@ -157,6 +165,47 @@ def test_masks_of_no_known_pattern_are_refused(refused):
         held = model(ids, use_cache=True).past_key_values
     with refused("the module's input", "tokens after others that are in a cache"):
         hw.capture(model, "layers.1", [{"input_ids": ids, "past_key_values": held}])
+
+
+def test_a_mask_that_the_call_contradicts_is_refused(refused):
+    model, inputs = CASES["llama"].make(), CASES["llama"].inputs()
+    with refused("mask", "queries see only keys behind", "'none'"):
+        hw.capture(model, "layers.1", [inputs], mask="none")
+    assert hw.capture(model, "layers.1", [inputs], mask="causal").mask == "causal"
+
+
+def test_batches_of_nothing_but_filling_are_left_out(refused):
+    model, inputs = CASES["llama"].make(), CASES["llama"].inputs()
+    filling = batch(torch.zeros(2, 4, dtype=torch.long))
+    data = hw.capture(model, "layers.1", [filling, inputs, filling])
+    assert len(data) == 2
+    with refused("batches", "not all filling"):
+        hw.capture(model, "layers.1", [filling])
+
+
+class Swapping(nn.Module):
+    """As BigBird does: another module takes the place of the heads while the model runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.output = nn.Module(), nn.Module()
+        self.attention.self, self.attention.output = self.heads(), nn.Module()
+        self.attention.output.dense = nn.Linear(4, 4)
+
+    @staticmethod
+    def heads():
+        module = Odd()
+        module.query, module.key, module.value = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        return module
+
+    def forward(self, x):
+        self.attention.self = self.heads()
+        return self.attention.output.dense(self.attention.self(x))
+
+
+def test_a_module_that_is_swapped_while_the_model_runs_was_not_called(refused):
+    with refused("batches", "at least one that the module at attention is called with"):
+        hw.capture(Swapping().eval(), "attention", [torch.randn(2, 3, 4)])
 
 
 def test_half_precision_says_what_can_be_claimed():

@@ -56,6 +56,11 @@ def capture(
         checks.whole("length", length)
     if mask is not None:
         checks.choice("mask", mask, MASKS)
+    ignore = (ignore,) if isinstance(ignore, str) else ignore
+    if not isinstance(ignore, Collection):
+        checks.refuse("ignore", "names of arguments", type(ignore).__name__, "ignore=('name',)")
+    if to is not None and not isinstance(to, (str, os.PathLike)):
+        checks.refuse("to", "the path of a new folder", f"{to!r} ({type(to).__name__})", "to='EXAMPLES'")
     if isinstance(batches, (Mapping, Tensor, str)) or not isinstance(batches, Iterable):
         checks.refuse("batches", "a list of batches, or anything that gives them one by one",
                       type(batches).__name__, "[batch]")
@@ -136,6 +141,8 @@ def _pieces(model: nn.Module, site: Site, batches: Iterable[Any], reader: _Reade
             held["call"] = calls.read(module, args, kwargs, reader.ignore)
 
         def leaves(module: nn.Module, args: Any, answer: Any, held: dict[str, Any] = held) -> None:
+            if "call" not in held:  # some models swap the entry for another module while they run
+                return
             held["Y"] = answer[0] if isinstance(answer, (tuple, list)) else answer
             raise _Enough
 
@@ -203,6 +210,9 @@ class _Reader:
             key_padding = None
         else:
             padding, key_padding, word = hints[0] if hints else None, _key_padding(call, hints), "none"
+        if self.told == "none" and word == "causal" and (call.see is not None or call.causal):
+            checks.refuse("mask", "'causal': the module was called so that queries see only keys behind", "'none'",
+                          "without mask=")
         word = self.told or word or self.mask or ("causal" if getattr(module, "is_causal", False) else "none")
         if self.mask not in (None, word):
             checks.refuse("the module's mask", f"{self.mask!r} in all batches", repr(word),
@@ -226,7 +236,9 @@ class _Reader:
             return (hints[0] if hints and bool(hints[0].any()) and self.told else None), self._unsaid(call)
         see = call.see.expand(call.X.shape[0], call.X.shape[1], -1)
         see = see.tril() if call.causal else see
-        return _decomposed(see, hints)
+        padding, word = _decomposed(see, hints)
+        one_row = word == "none" and call.see.shape[1] == 1  # which keys are filling, and no word on order
+        return padding, self._unsaid(call) if one_row else word
 
     def _unsaid(self, call: calls.Call) -> str:
         """Where neither a mask nor an attribute says what is seen, the module is asked, if it can be read."""
@@ -271,6 +283,8 @@ def _decomposed(see: Tensor, hints: list[Tensor]) -> tuple[Tensor | None, str | 
     Rows of filling mean nothing; the others must see every real key, every one behind, or those of a window.
     """
     k = see.shape[1]
+    if hints and bool(hints[0].all()):  # nothing but filling, which is left out
+        return hints[0], None
     itself = see.diagonal(dim1=1, dim2=2)
     ahead = see.triu(1).any(2)
     back = torch.arange(k, device=see.device).unsqueeze(1) - torch.arange(k, device=see.device)
@@ -369,5 +383,5 @@ def _too_long(found: int | None, length: int | None) -> None:
 
 
 def _nothing(path: str) -> None:
-    checks.refuse("batches", f"at least one that the module at {path} is called with", "none",
-                  "another path, or batches that are not used up already")
+    checks.refuse("batches", f"at least one that the module at {path} is called with, and that is not all filling",
+                  "none", "another path, or batches that are not used up already")
