@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import headway as hw
+import workers
 from common import record, timed
 from headway.learning.formed_learn import Clock, layer_of
 from headway.learning.formed_refine import FormCandidate
@@ -83,10 +84,11 @@ def row(name: str, seed: int, count: int, device: str, limit: float | None) -> d
     fit, seconds = timed(lambda: hw.learn(data, form=form, device=device, seconds=limit, seed=seed))
     out, patterns = errors(fit.layer, truth, fresh)
     beside, _ = errors(adam(data, form, seconds, device, seed), truth, fresh)
-    return {"form": name, "seed": seed, "heads": fit.layer.heads, "groups": fit.layer.groups,
-            "size": fit.layer.size,
-            "status": fit.status.kind, "output error": out, "pattern error": patterns, "seconds": seconds,
-            "Adam's output error": beside}
+    said = {"form": name, "seed": seed, "heads": fit.layer.heads, "groups": fit.layer.groups,
+            "size": fit.layer.size, "status": fit.status.kind, "output error": out, "pattern error": patterns,
+            "seconds": seconds, "Adam's output error": beside}
+    print(said, flush=True)
+    return said
 
 
 def main() -> None:
@@ -97,12 +99,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=None, help="names of forms")
     parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
     parser.add_argument("--dry", action="store_true", help="print, do not record")
+    workers.option(parser)
     asked = parser.parse_args()
-    rows = []
-    for name in asked.only or list(forms(0)):
-        for seed in asked.seeds:
-            rows.append(row(name, seed, asked.count, asked.device, asked.seconds))
-            print(rows[-1], flush=True)
+    rows = workers.each(row, [(name, seed, asked.count, asked.device, asked.seconds)
+                              for name in asked.only or list(forms(0)) for seed in asked.seeds], asked.workers)
     exact = [r for r in rows if r["pattern error"] < 1e-9 and r["output error"] < 1e-9]
     summary = {"layers": len(rows), "all heads to 1e-9": len(exact),
                "median seconds": statistics.median(r["seconds"] for r in rows),
