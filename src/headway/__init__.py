@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headway.core.sources import ask, draw
     from headway.learning import learn
     from headway.learning.settings import Adam, Auto, Descent, Factors, Lbfgs, Moments, Sculpt, Starts
+    from headway.runs.tensorboard import TensorBoard
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "Slope",
     "Starts",
     "Status",
+    "TensorBoard",
     "Verdict",
     "ask",
     "behaviours",
@@ -87,7 +89,7 @@ _HOME = {
     "compare": "core.same", "draw": "core.sources", "from_checkpoint": "core.checkpoints",
     "from_torch": "core.modules", "from_weights": "core.convert", "learn": "learning", "match": "core.match",
     "to_torch": "core.convert", "to_checkpoint": "core.checkpoints", "capture": "core.capture",
-    "replace": "core.replaced", "Replacement": "core.replaced",
+    "replace": "core.replaced", "Replacement": "core.replaced", "TensorBoard": "runs.tensorboard",
     "FactoredLayer": "core.factored", "Heads": "core.gauge", "heads_of": "core.gauge",
     **dict.fromkeys(("Cap", "Form", "Gated", "Normed", "Sight", "Sink"), "core.forms"),
     **dict.fromkeys(("OffsetTable", "Rotary", "Slope"), "core.positions"),

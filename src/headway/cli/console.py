@@ -9,15 +9,21 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from headway.core.plain import finite
 
+if TYPE_CHECKING:
+    from headway.runs.tensorboard import TensorBoard
+
 err = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Board = Annotated[Path | None, typer.Option(
+    "--tensorboard", metavar="DIR", help="Write what happens for TensorBoard: tensorboard --logdir DIR.")]
 LINES = 100  # most lines a log gets from one command
 FIRST = 10.0  # seconds into a stage for a first line about it; each further one after twice the time
 
@@ -60,8 +66,9 @@ def _counted(what: str, total: int) -> Callable[[], None]:
 
 
 @contextmanager
-def watch() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Follows learn(): stage, residual and rate beside a bar of decimal digits; off a terminal, log lines."""
+def watch(seconds: float | None = None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Follows learn(): stage, residual, rate and the time left beside a bar of decimal digits; off a terminal, log
+    lines. seconds: after which learning stops."""
     if not err.is_terminal:
         log = Log()
         yield log
@@ -69,25 +76,49 @@ def watch() -> Iterator[Callable[[Mapping[str, Any]], None]]:
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description:<18}"), BarColumn(24),
+    columns = (SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(8),
                TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bars:
         task = bars.add_task("reading", total=15.0, note="")
-        begun, steps = time.perf_counter(), 0
+        first = begun = time.perf_counter()
+        steps, most = 0, None
 
         def update(event: Mapping[str, Any]) -> None:
-            nonlocal begun, steps
-            left = event["residual"]
+            nonlocal begun, steps, most
+            left, now = event["residual"], time.perf_counter()
             if left is None:
-                begun, steps = time.perf_counter(), 0
+                begun, steps, most = now, 0, event.get("most")
                 bars.update(task, description=event["stage"], completed=0, note="")
                 return
             steps += 1
-            rate = steps / max(time.perf_counter() - begun, 1e-9)
+            rate = steps / max(now - begun, 1e-9)
+            ends = time_left(steps, most, rate, None if seconds is None else first + seconds - now)
             bars.update(task, completed=max(0.0, -math.log10(max(left, 1e-16))),
-                        note=f"residual {left:.1e}, {rate:.1f} steps/s")
+                        note=f"residual {left:.1e}, {rate:.1f} steps/s{ends}")
 
         yield update
+
+
+@contextmanager
+def board(folder: Path | None, also: Callable[[Mapping[str, Any]], None] | None = None) -> Iterator[Any]:
+    """Progress for TensorBoard in a folder, beside a bar; the bar alone where no folder is named."""
+    if folder is None:
+        yield also
+        return
+    from headway.runs.tensorboard import TensorBoard
+
+    found: TensorBoard = TensorBoard(folder, also)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def time_left(steps: int, most: int | None, rate: float, until: float | None) -> str:
+    """Until learning stops, or until this stage has made all the steps it may, which it seldom does: the sooner."""
+    known = [] if until is None else [max(until, 0.0)]
+    known += [] if most is None or steps > most else [(most - steps) / rate]
+    return f", within {min(known):.0f} s" if known else ""
 
 
 class Log:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from headway.cli.console import Json, err, progress, say
+from headway.cli.console import Board, Json, board, err, progress, say
 from headway.core.names import FAMILIES, LEARNERS, SECRETS, SUITES
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MOST = 100_000  # products of one degree looked at
 LOOK = 4000  # sequences the statistics are shown on
 QUICK = (("zoo", 8.0), ("parity", 8.0))
+RACED = ("success", "heads_right", "worst_head_error", "function_error", "seconds", "peak_memory_mib")
 FULL = (("zoo", 8.0), ("parity", 8.0), ("heads", 8.0), ("dials", 8.0), ("floor", 8.0))
 
 
@@ -103,6 +104,7 @@ def bench(
     seeds: Annotated[int, typer.Option(help="Runs of each pair.")] = 0,
     seconds: Annotated[float | None, typer.Option(help="Budget of one run; default: the suite's.")] = None,
     workers: Annotated[int, typer.Option(help="Runs at a time, one thread each.")] = 2,
+    tensorboard: Board = None,
     as_json: Json = False,
 ) -> None:
     """Run learners on the zoo: success, head errors, examples, seconds, memory; JSON, a table and figures.
@@ -124,8 +126,16 @@ def bench(
         runs = checks.whole("--seeds", seeds) if seeds else 1 if quick or name in ("floor", "dials", "heads") else 3
         todo += race.tasks(name, learners, range(runs), budget, quick)
     err.print(f"Zoo version {VERSION}: {len(todo)} runs of {len({t.instance for t in todo})} instances.")
-    with progress("racing", len(todo)) as step:
-        rows = race.race(folder, todo, workers, lambda row: step())
+    with progress("racing", len(todo)) as step, board(tensorboard) as shown_by:
+
+        def ended(row: Mapping[str, Any]) -> None:
+            step()
+            if shown_by is not None:
+                name = f"{row['suite']}.{row['instance']}.{row['learner']}.{row['seed']}"
+                shown_by.row({key: row[key] for key in ("suite", "instance", "learner", "seed", "budget")},
+                             {key: row[key] for key in RACED if key in row}, name)
+
+        rows = race.race(folder, todo, workers, ended)
     words = " ".join(["headway", "bench", *(shlex.quote(word) for word in sys.argv[2:])])
     found = race.conclude(folder, words)
     figures = _figures(folder, rows)

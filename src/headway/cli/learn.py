@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.console import Json, given, number_or, watch
+from headway.cli.console import Board, Json, board, given, number_or, watch
 from headway.cli.show import tell
 from headway.core.names import FORMS, METHODS, SEARCHES
 
@@ -43,6 +43,7 @@ def learn(
         help="Go on with this run folder: after a kill, or for more --seconds.")] = None,
     moved: Annotated[Path | None, typer.Option(
         "--examples", help="With --resume: where the examples lie now.")] = None,
+    tensorboard: Board = None,
     as_json: Json = False,
 ) -> None:
     """Learn a layer from a folder of examples, or go on with an interrupted run."""
@@ -84,7 +85,7 @@ def learn(
         options |= {"form": _form(options["form"], learner)}
     else:
         options["method"] = _learner(learner)
-    with watch() as progress:
+    with watch(options["seconds"]) as bar, board(tensorboard, bar) as progress:
         fit = hw.learn(source, run=target, progress=progress, **options)
     tell(fit, target, store.Run.open(target).truth(), as_json)
 

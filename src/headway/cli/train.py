@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from headway.cli.console import Json, err, progress, say
+from headway.cli.console import Board, Json, board, err, progress, say
 from headway.core.names import RULES, STARTS
 
 if TYPE_CHECKING:
+    from headway.runs.tensorboard import TensorBoard
     from headway.training import Labelled
 
 ALWAYS = ("heads", "step", "zeta", "count")  # named for every setting; the others where they differ
@@ -40,10 +41,11 @@ def train(
     trials: Annotated[int, typer.Option(help="Draws of the data for each setting.")] = 1,
     theory: Annotated[bool, typer.Option(help="Margins, bounds and curvature as well.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the first trial.")] = 0,
+    tensorboard: Board = None,
     as_json: Json = False,
 ) -> None:
     """Train by gradient descent with the theory beside it: one setting, or a sweep over heads, steps and more."""
-    config = {name: value for name, value in locals().items() if name not in ("out", "as_json")}
+    config = {name: value for name, value in locals().items() if name not in ("out", "tensorboard", "as_json")}
     grid = _grid({"heads": heads, "zeta": zeta, "count": count, "width": width, "strength": strength,
                   "noise": noise}, step)
     _refuse_idle_sweeps(data, grid)
@@ -57,7 +59,7 @@ def train(
     checks.whole("trials", trials)
     run = store.Run.create(out, {"command": "train", **config})
     results = []
-    with progress("training", len(grid) * trials) as tick:
+    with progress("training", len(grid) * trials) as tick, board(tensorboard) as shown_by:
         for setting, trial in itertools.product(grid, range(trials)):
             law = {"tokens": tokens, "nuisance": nuisance,
                    **{name: setting[name] for name in ("width", "zeta", "strength", "noise")}}
@@ -68,6 +70,8 @@ def train(
                 sample, setting["heads"], test=test, begin=start, step=setting["step"], steps=steps, rule=rule,
                 theory=theory and trial == 0, seed=seed + trial)
             results.append({**_in_force(data, setting, sample), "trial": trial, **done.asdict()})
+            if shown_by is not None:
+                _put(shown_by, _in_force(data, setting, sample), trial, results[-1])
             tick()
     groups = [results[j : j + trials] for j in range(0, len(results), trials)]
     firsts = [group[0] for group in groups]
@@ -89,6 +93,18 @@ def train(
     err.print(f"Run folder: {out} (results.json, {', '.join(figures)})", markup=False)
     if as_json:
         say({"run": str(out), "settings": [_summary(*row) for row in table]})
+
+
+def _put(shown_by: TensorBoard, setting: Mapping[str, Any], trial: int, found: Mapping[str, Any]) -> None:
+    """A setting as a run of TensorBoard's: a curve for each quantity, its last values in the table."""
+    name = "-".join(f"{key}={value:g}" for key, value in setting.items()) + f"-trial={trial}"
+    here = shown_by.within(name)
+    for quantity, values in found["columns"].items():
+        here.curve(quantity, values)
+    error = found["test"]["test_error"]
+    here.row({**setting, "trial": trial}, {"loss": found["columns"]["loss"][-1],
+                                           **({"test error": error[-1]} if error else {})})
+    here.close()
 
 
 def _grid(swept: dict[str, str], step: str) -> list[dict[str, Any]]:

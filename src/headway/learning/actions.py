@@ -1,13 +1,20 @@
 """What may be done next, as data: the policy asks for it, the loop does it and answers with numbers.
 
-Every action has a name, which is the name of its stage and of what it finds; its randomness is seeded by it.
+Every action has a name, which is the name of its stage and of what it finds; its randomness is seeded by it. It
+says why it was chosen, for people who watch; two that differ in that alone are one action.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.learning.candidate import Seen
+
+
+def _why(usual: str) -> str:
+    """The field with the usual reason of a kind of action; the policy gives another where there is one."""
+    said: str = field(default=usual, compare=False, kw_only=True)
+    return said
 
 
 @dataclass(frozen=True)
@@ -16,6 +23,7 @@ class Span:
 
     name: str
     beside: str | None = None
+    why: str = _why("there are rows enough for moments to show the span of the heads")
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Unmix:
     name: str
     heads: int
     enough: float
+    why: str = _why("heads are looked for inside the span of the moments")
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Start:
     times: int = 1  # the usual rows
     own: bool = False  # beside a linear function of the row's own token
     limit: int | None = None  # iterations, if fewer than were asked for
+    why: str = _why("a random start, refined roughly")
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Glance:
 
     name: str
     rows: bool = False
+    why: str = _why("labels that show at once what they are end the search early")
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Polish:
     grow: str | None = None  # the name of a span, or "random"
     drop: bool = False
     merge: bool = False
+    why: str = _why("this start came nearest: on to the floor")
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,7 @@ class Descend:
 
     name: str
     rung: Rung
+    why: str = _why("tokens are not white, or too few for moments: descent on factors comes first")
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,7 @@ class Refine:
     base: str
     heads: int
     limit: int | None = None
+    why: str = _why("the descent came near: heads too many are pruned, the rest goes to the floor")
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,7 @@ class Probe:
 
     name: str
     base: str
+    why: str = _why("something is left on other sequences: does it depend on the inputs?")
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,7 @@ class Place:
 
     name: str
     base: str
+    why: str = _why("something is left that depends on the inputs: does it depend on where tokens stand?")
 
 
 @dataclass(frozen=True)
@@ -132,6 +148,7 @@ class Spare:
     name: str
     base: str
     tolerance: float
+    why: str = _why("the labels are met: is a head spare?")
 
 
 @dataclass(frozen=True)
@@ -140,6 +157,7 @@ class SetAside:
 
     name: str
     base: str
+    why: str = _why("a fit may miss some sequences by far because their labels are wrong")
 
 
 Action = Glance | Span | Unmix | Start | Polish | Descend | Refine | Probe | Place | Spare | SetAside

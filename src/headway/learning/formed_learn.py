@@ -33,6 +33,8 @@ from headway.learning.formed_start import form_descended, template
 from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
 from headway.learning.ladder import FITTED, floor_of
 from headway.learning.source import spaced
+from headway.learning.starts.descent import LOOK
+from headway.learning.starts.descent import STEPS as LONGEST
 from headway.learning.verdict import SAFE, STALLED, heads_of
 from headway.runs.store import Run, Stage
 
@@ -77,17 +79,21 @@ class Clock:
         self.begun = time.perf_counter()
         self.deadline = math.inf if seconds is None else self.begun + seconds
         self.progress, self.run = progress, run
-        self.now: dict[str, Any] = {"stage": "frame", "heads": 0}
+        self.now: dict[str, Any] = {"stage": "frame", "heads": 0, "why": "tokens are centred and scaled"}
         self.trace: list[dict[str, Any]] = []
         self.curve: list[tuple[float, float]] = []  # of the stage under way: when, and the error then
         self.cut = False  # whether a stage was: what follows is made of less than it should be, and not kept either
 
-    def stage(self, kind: str, heads: int, compute: Callable[[], Stage]) -> Stage:
+    def stage(
+        self, kind: str, heads: int, compute: Callable[[], Stage], why: str, most: int | None = None
+    ) -> Stage:
         """What ``compute`` finds, as the next stage of this kind: read back where the run has it. Its random
-        numbers must be its own: those of later stages do not depend on whether it was computed or read."""
+        numbers must be its own: those of later stages do not depend on whether it was computed or read. why: it
+        was chosen; most: steps that it reports at most."""
         number = 1 + sum(event["stage"].rpartition("-")[0] == kind for event in self.trace)
         name = f"{kind}-{number}"
-        self.now = {"stage": name, "heads": heads}
+        self.now = {"stage": name, "heads": heads, "why": why, "most": most,
+                    "before": self.trace[-1] if self.trace else None}
         if self.progress is not None:
             self.progress({**self.now, "residual": None})
         begun, self.curve = self.spent, []
@@ -107,7 +113,7 @@ class Clock:
         except OutOfTimeError:
             self.cut = True
             raise
-        self.trace.append({"stage": name, "heads": heads, **info})
+        self.trace.append({"stage": name, "heads": heads, "why": why, **info})
         return tensors, info
 
     def pulse(self) -> None:
@@ -246,11 +252,16 @@ def descent(
         return dict(down.factors.tensors), {
             "size": size, "error": down.error, "fitted": down.fitted, "steps": down.steps, "reason": down.reason}
 
-    tensors, info = asking(here, clock, "descent", heads, compute)
+    why = ("the attempts before did not meet the labels: other heads, or another start" if hurried else
+           "more heads than there should be find theirs more easily")
+    tensors, info = asking(here, clock, "descent", heads, compute, why)
     return here.entered({name: value.to(here.device).double() for name, value in tensors.items()}, True), info
 
 
-def asking(here: FormSource, clock: Clock, kind: str, heads: int, compute: Callable[[], Stage]) -> Stage:
+def asking(
+    here: FormSource, clock: Clock, kind: str, heads: int, compute: Callable[[], Stage], why: str,
+    steps: int = LONGEST,
+) -> Stage:
     """A stage that may ask a black box: what it asked counts, whether it is computed or read back."""
     before = here.tally.asked
 
@@ -258,7 +269,7 @@ def asking(here: FormSource, clock: Clock, kind: str, heads: int, compute: Calla
         tensors, info = compute()
         return tensors, {**info, "asked": here.tally.asked - before}
 
-    found = clock.stage(kind, heads, counted)
+    found = clock.stage(kind, heads, counted, why, steps // LOOK)
     here.tally.asked = before + found[1]["asked"]
     return found
 
@@ -275,7 +286,8 @@ def refinement(
         numbers = {name: value for name, value in vars(found).items() if name != "tensors"}
         return found.tensors, {**numbers, "heads": found.heads, "cuts": said}
 
-    refined, info = clock.stage("refine", len(tensors["query"]), compute)
+    why = "the descent came near: heads too many are joined, the rest goes to the floor"
+    refined, info = clock.stage("refine", len(tensors["query"]), compute, why)
     numbers = {part.name: info[part.name] for part in fields(FormCandidate) if part.name != "tensors"}
     return FormCandidate({name: value.to(here.device) for name, value in refined.items()}, **numbers)
 

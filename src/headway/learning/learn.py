@@ -74,7 +74,9 @@ def learn(
     status is ok. run: a folder that keeps the stages and the result; it belongs to these examples and settings, and
     others are refused. An interrupted run goes on, one whose seconds ran out goes on for as many more, a finished
     one is read back. Where a form is given a stage is a descent or a refinement; one that time cuts short is begun
-    again. progress: called with {"stage", "residual", "heads"}.
+    again. progress: called with {"stage", "residual", "heads", "why"}, first with residual None when a stage begins
+    ("why": it was chosen; "before": what the last one found); if it has a method ``finished``, that is called with
+    the fit. ``headway.TensorBoard(folder)`` is one.
 
     >>> from headway.core.layer import AttentionLayer
     >>> from headway.core.sources import draw
@@ -102,6 +104,13 @@ def learn(
         fit = replace(_learned(loop, settings), settings=options, seed=int(seed))
         if kept is not None:
             kept.finish(fit, examples.hashes())
+    return _ended(fit, strict, progress)
+
+
+def _ended(fit: Fit, strict: bool, progress: Progress | None) -> Fit:
+    finished = getattr(progress, "finished", None)
+    if finished is not None:
+        finished(fit)
     if strict and not fit.status.ok:
         raise NotLearnedError(fit)
     return fit
@@ -139,9 +148,7 @@ def _any_form(
         fit = replace(fit, settings=options, seed=int(seed))
         if kept is not None:
             kept.finish(fit, examples.hashes())
-    if strict and not fit.status.ok:
-        raise NotLearnedError(fit)
-    return fit
+    return _ended(fit, strict, progress)
 
 
 def _learned(loop: Loop, settings: Settings) -> Fit:
@@ -171,7 +178,7 @@ def _baseline(loop: Loop) -> Candidate:
         return baselines.adam(loop.source, m, baselines.Setting(white=method == "descent"), seed=draw, size=size,
                               out_size=out_size, seconds=left, report=loop.report).stage()
 
-    return Candidate.of(method, loop.stage(method, compute, m))
+    return Candidate.of(method, loop.stage(method, compute, m, why="asked for"))
 
 
 def _check(

@@ -31,7 +31,7 @@ from headway.learning.polish import polish
 from headway.learning.refine import refine_factors
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts import moments, random, unmix
-from headway.learning.starts.descent import Factors, descended, whitened
+from headway.learning.starts.descent import LOOK, STEPS, Factors, descended, whitened
 from headway.linalg.projected import Problem, evaluate
 from headway.runs.store import Run, Stage
 
@@ -70,7 +70,8 @@ class Loop:
         self.asked_more = 0  # sequences that a black box was asked for on the way
         self.begun = time.perf_counter()
         self.deadline = math.inf  # until the frame is found, so that there is always something to end with
-        self.current: dict[str, Any] = {"stage": "frame", "heads": 0}
+        self.current: dict[str, Any] = {"stage": "frame", "heads": 0, "why": "tokens are centred and scaled"}
+        self.why = ""  # the action under way was chosen
         self.report(None)
         self.source = Source(examples, device)
         frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device)
@@ -102,8 +103,12 @@ class Loop:
 
     # -- stages and time ------------------------------------------------------------------------------------
 
-    def stage(self, name: str, compute: Callable[[], Stage], heads: int = 0) -> Stage:
-        self.current = {"stage": name, "heads": heads}
+    def stage(self, name: str, compute: Callable[[], Stage], heads: int = 0, most: int | None = None,
+              why: str | None = None) -> Stage:
+        """What ``compute`` finds, read back where the run has it. most: steps that it reports at most; why: it was
+        chosen, if no action of the policy asked for it."""
+        why = self.why if why is None else why
+        self.current = {"stage": name, "heads": heads, "why": why, "most": most, "before": self.trace[-1]}
         self.report(None)
         begun = time.perf_counter()
         self.curve = []
@@ -115,7 +120,7 @@ class Loop:
             return tensors, {**info, "seconds": seconds, **({"curve": curve} if curve else {})}
 
         tensors, info = timed() if self.run is None else self.run.stage(name, timed)
-        self.trace.append({"stage": name, **info})
+        self.trace.append({"stage": name, "why": why, **info})
         return {n: t.to(self.source.device) for n, t in tensors.items()}, info
 
     def report(self, residual: float | None) -> None:
@@ -172,6 +177,7 @@ class Loop:
 
     def do(self, action: actions.Action) -> actions.Answer:
         """Carry out one action."""
+        self.why = action.why
         match action:
             case actions.Glance():
                 if action.rows:
@@ -246,7 +252,7 @@ class Loop:
             return {"Theta": found.Theta}, {"residual": found.residual, "unseen": found.unseen,
                                             "reason": found.reason, "products": found.products}
 
-        tensors, info = self.stage(action.name, compute, action.heads)
+        tensors, info = self.stage(action.name, compute, action.heads, action.limit or self.asked.limit)
         # A fit beside a linear function is none: last in the pool, though others may begin there.
         self.pool = self.pool.with_rough(math.inf if action.own else info["unseen"], action.name, tensors["Theta"])
         return Seen(action.name, action.heads, info["residual"], info["unseen"], info["reason"])
@@ -267,7 +273,7 @@ class Loop:
             return parts, {"unseen": found.error, "residual": found.fitted, "steps": found.steps,
                            "reason": found.reason, "sequences": found.sequences, "asked": found.asked}
 
-        tensors, info = self.stage(action.name, compute, rung.heads)
+        tensors, info = self.stage(action.name, compute, rung.heads, STEPS // LOOK)
         self.asked_more += int(info.get("asked", 0))
         self.factors[action.name] = Factors(*(tensors[part] for part in "ABVOc"))
         return Seen(action.name, rung.heads, info["residual"], info["unseen"], info["reason"])

@@ -205,7 +205,8 @@ class _Plan:
         if facts.rows >= rules.moment_rows * facts.size.d**2 and facts.method != "starts":
             found = yield Span("span")
             guess, self.moments = found.heads, True
-            if found.gap < rules.clear and facts.n >= rules.shown and (yield Glance("rows", rows=True)):
+            if found.gap < rules.clear and facts.n >= rules.shown and (yield Glance(
+                    "rows", rows=True, why="the moments show no head: do the labels belong to other rows?")):
                 return End((yield from self.restart(1, range(1), limit=rules.hopeless)), True, "shifted")
         try:
             if facts.heads is not None:
@@ -227,7 +228,8 @@ class _Plan:
             best = self.deep
             left = best.error > rules.fitted and (yield Probe("left-factors", best.name))
         if best.error > facts.floor and best.out_rank is None and best.sequences < facts.everything:
-            best = yield Polish("final", best.name, everything=True)
+            best = yield Polish("final", best.name, everything=True,
+                                why="what is left may be smaller on all rows")
             left = left or (yield Probe("left-final", best.name))
         if not left:
             yield from self.set_aside(best)  # a fit of more rows may show what an earlier one did not
@@ -275,11 +277,13 @@ class _Plan:
         self.descended = True
         best: Seen | None = None
         nearest: Seen | None = None
+        late = self.moments or self.rough
         for j, rung in enumerate(self.ladder()):
             # Weights are held down where a descent knows its own rows better than others, until one comes near.
             if j and rung.decay and (best is not None or not self.crammed):
                 continue
-            found: Seen = yield Descend(f"descent-{rung.name}", rung)
+            why = self.why_descent(rung, again=bool(j), late=bool(late))
+            found: Seen = yield Descend(f"descent-{rung.name}", rung, why=why)
             self.crammed = found.reason == "by heart" or found.residual < self.rules.crammed * found.error
             nearest = better(nearest, found) if math.isfinite(found.error) else nearest
             if not found.error <= self.rules.promising:  # nor where it came to nothing at all
@@ -289,8 +293,24 @@ class _Plan:
                 break
             yield from self.set_aside(best)
         if best is None and nearest is not None and self.no_other_start():
-            best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short)
+            best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short,
+                                why="no descent came near, and there is no other start: the nearest, briefly")
         return best
+
+    def why_descent(self, rung: Rung, again: bool, late: bool) -> str:
+        if rung.decay and again:
+            return "the descent before knew its own rows better than others: weights are held down"
+        if rung.decay:
+            return "rows are few for so many unknowns: descent on factors with weights held down"
+        if again:
+            return "the descent before did not come near: projections of full rank"
+        if self.facts.method == "factors":
+            return "asked for: descent on factors"
+        if late:
+            return "moments and random starts left something: descent on factors"
+        if self.facts.white:
+            return "wide, and few rows for moments: descent on factors comes first"
+        return "tokens are far from white: descent on factors comes first"
 
     # -- one head count -------------------------------------------------------------------------------------
 
@@ -304,7 +324,8 @@ class _Plan:
             # The first start that looks good is polished at once; only if that leads nowhere do several have to
             # agree.
             for name, enough in ((f"unmix-{m}", rules.enough), (f"unmix-{m}-more", 0.0))[: 1 if brief else 2]:
-                found = yield Unmix(name, m, enough)
+                again = {} if enough else {"why": "what the span gave led nowhere: several starts must agree now"}
+                found = yield Unmix(name, m, enough, **again)
                 if min(found.residuals) >= rules.enough:
                     # Nothing in the span explains half: no better a start than a random one.
                     begin = found.names[: rules.unmixed]
@@ -343,7 +364,8 @@ class _Plan:
         rough: list[Seen] = []
         tried: dict[str, Seen] = {}
         by_heart: set[str] = set()
-        points = [Start(f"start-{m}-unmixed", m, base=base) for base in begin]
+        points = [Start(f"start-{m}-unmixed", m, base=base, why="what the span of moments gave, refined roughly")
+                  for base in begin]
         points += [Start(f"start-{m}-{j}", m, j) for j in numbers]
         for point in points:
             found: Seen = yield replace(point, times=self.times, limit=rough_limit)
@@ -419,10 +441,12 @@ class _Plan:
         if m <= self.beside or not self.facts.within(m + 1):
             return None
         self.beside = m
-        found: Seen = yield Start(f"around-{m}", m, own=True)
+        found: Seen = yield Start(f"around-{m}", m, own=True,
+                                  why="something is left: is there a connection around the layer?")
         if found.residual >= self.rules.met:
             return None
-        alone: Seen = yield Start(f"alone-{m}", m, base=found.name)
+        alone: Seen = yield Start(f"alone-{m}", m, base=found.name,
+                                  why="met with a linear function of the row's own token: without it too?")
         if alone.residual >= self.rules.met:
             raise _AroundError(best)
         polished: Seen = yield self.polish(f"polish-alone-{m}", alone.name)
@@ -433,15 +457,17 @@ class _Plan:
     def grow(self, best: Seen, name: str) -> Steps[Seen]:
         """One more head, started from what the others leave."""
         if self.moments:
-            yield Span(f"{name}-span", best.name)
+            yield Span(f"{name}-span", best.name, why="what the heads leave depends on the inputs: one more head?")
         found: Seen = yield Polish(
-            name, best.name, self.times, grow=f"{name}-span" if self.moments else "random")
+            name, best.name, self.times, grow=f"{name}-span" if self.moments else "random",
+            why="one more head, begun from what the others leave")
         return found
 
     def pruned(self, best: Seen) -> Steps[Seen]:
         """Fewer heads as long as other sequences do not object."""
         while best.heads > 1:
-            fewer = yield Polish(f"prune-{best.heads - 1}", best.name, self.times, drop=True)
+            fewer = yield Polish(f"prune-{best.heads - 1}", best.name, self.times, drop=True,
+                                 why="do other sequences miss a head that is taken away?")
             if fewer.error > max(self.facts.floor, self.rules.same * best.error):
                 break
             best = fewer
@@ -452,11 +478,13 @@ class _Plan:
         dropped, and the rest polished again."""
         floor = self.facts.floor
         while best.heads > 1 and (yield Spare(f"features-{best.heads}", best.name, self.rules.spare)):
-            fewer = yield Polish(f"spare-{best.heads - 1}", best.name, self.times, drop=True)
+            fewer = yield Polish(f"spare-{best.heads - 1}", best.name, self.times, drop=True,
+                                 why="one head follows from the others: without it")
             if fewer.error > floor:
                 break
             best = fewer
-        again: Seen = yield Polish(f"merge-{best.heads}", best.name, self.times, merge=True)
+        again: Seen = yield Polish(f"merge-{best.heads}", best.name, self.times, merge=True,
+                                   why="equal heads made one, empty ones left out")
         return again if again.error <= floor else best
 
     def given(self, m: int) -> Steps[tuple[Seen, bool, str]]:
@@ -477,7 +505,8 @@ class _Plan:
             # is too few.
             grown = yield from self.grow(best, f"grow-{m}-{m + 1}")
             if grown.error < self.rules.better * best.error:
-                best = better(best, (yield Polish(f"prune-{m}", grown.name, self.times, drop=True)))
+                best = better(best, (yield Polish(f"prune-{m}", grown.name, self.times, drop=True,
+                                                  why="a head more helped: can another be spared now?")))
         if best.error > floor:
             best = yield from self.searched(m, best)
         return best, best.error > floor, ""
@@ -496,7 +525,8 @@ class _Plan:
                 structured = yield Probe(f"left-{here}", best.name)
             if best is not asked and not structured and best.sequences < facts.everything:
                 # Few rows show little: before calling the rest noise, look at all of them.
-                best = yield Polish(f"settle-{here}", best.name, everything=True)
+                best = yield Polish(f"settle-{here}", best.name, everything=True,
+                                    why="nothing shows on few rows: before it is called noise, all of them")
                 structured = best.error > facts.floor and (yield Probe(f"left-{here}-all", best.name))
                 if not structured:
                     yield from self.set_aside(best)
@@ -544,7 +574,8 @@ class _Plan:
     def freed(self, best: Seen) -> Steps[Seen]:
         """Without the ranks that were read off the singular values: they may not be ranks after all."""
         if best.error > self.facts.floor and best.out_rank is not None and not isinstance(self.facts.rank, int):
-            return better(best, (yield Polish("free-rank", best.name, self.times, free=True)))
+            return better(best, (yield Polish("free-rank", best.name, self.times, free=True,
+                                               why="something is left: without the rank that was read off")))
         return best
 
     def search(self, best: Seen) -> Steps[Seen]:

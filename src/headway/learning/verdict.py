@@ -190,7 +190,7 @@ def _known(loop: Loop, best: Candidate, error: float) -> Determined | None:
         return {}, {**asdict(found), "flat": list(found.flat), "directions": list(found.directions)}
 
     try:
-        _, info = loop.stage("determined", compute, best.heads)
+        _, info = loop.stage("determined", compute, best.heads, why="do the inputs determine the parameters?")
     except OutOfTimeError:
         return None
     of = {field.name: info[field.name] for field in fields(Determined)}

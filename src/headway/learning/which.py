@@ -103,7 +103,8 @@ def clues_in(examples: Examples, clock: Clock) -> Clues:
         found = clues_from(examples) if isinstance(examples, Answers) else clues_of(examples)
         return {}, {**asdict(found), "may": sorted(found.may), "must": sorted(found.must)}
 
-    _, info = clock.stage("clues", 0, compute)
+    asks = "the black box is asked" if isinstance(examples, Answers) else "the labels are looked at"
+    _, info = clock.stage("clues", 0, compute, f"{asks} for what tells one form from another")
     return Clues(tuple(Sight(**sight) for sight in info["sights"]), frozenset(info["may"]), frozenset(info["must"]),
                  info["placed"], info["offsets"], tuple(info["words"]), info["asked"])
 
@@ -258,7 +259,8 @@ class Way:
             return {}, {"form": words, "size": size, "error": down.error, "steps": down.steps,
                         "reason": down.reason}
 
-        _, info = asking(here, self.clock, "form", self.heads, compute)
+        _, info = asking(here, self.clock, "form", self.heads, compute,
+                         f"how much does a short descent leave: {words}?", SHORT)
         if info["reason"] == "time":
             raise OutOfTimeError  # what fewer steps leave is not compared
         error = float(info["error"]) if math.isfinite(info["error"]) else math.inf

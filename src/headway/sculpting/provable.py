@@ -94,9 +94,10 @@ class Provable:
                           "others, beyond sampling error", other)
 
     def attempt(self, m: int) -> None:
-        tensors, info = self.loop.stage(f"sculpt-{m}", lambda: self._sculpt(m), m)
+        tensors, info = self.loop.stage(f"sculpt-{m}", lambda: self._sculpt(m), m, why="asked for")
         total, center, V = (tensors[name] for name in ("total", "center", "directions"))
-        found, _ = self.loop.stage(f"search-{m}", lambda: self._search(m, center, V), m)
+        found, _ = self.loop.stage(f"search-{m}", lambda: self._search(m, center, V), m,
+                                   why="the heads are looked for inside the body")
         Theta = found["Theta"]
         self.power = float(info["label_power"])
         self.numbers = conditions.measure(Theta, total=total, label_power=self.power)
