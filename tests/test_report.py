@@ -275,7 +275,8 @@ def test_a_page_of_any_form_shows_what_is_free_of_gauge(pages, runs):
     data = hw.Examples.open(runs / "turned-data").take([1])
     torch.testing.assert_close(story.samples[1].patterns, layer.patterns(data.X)[0, :, :64, :64])
     added = " ".join(text(pages["added"].read_text()).split())
-    for words in ("another sequence", "every gate open", "A sink takes part", "sink", "Added for the offset"):
+    for words in ("another sequence", "every gate open", "A sink takes part", "counted with the sink",
+                  "Added for the offset"):
         assert words in added, words
     assert "Pattern, sequence 1" not in text(pages["demo"].read_text()), "its examples are not kept"
 

@@ -113,4 +113,8 @@ def told(layer: FactoredLayer) -> list[str]:
         said.append("OV is shown with every gate open.")
     if form.sink is not None:
         said.append("A sink takes part of every query's attention: rows of patterns add up to less than 1.")
+        turned = 0 if form.rotary is None else form.rotary.coordinates(layer.size)
+        if form.cap is None and form.normed is None and turned < layer.size:
+            said.append("What scores have in common for all queries and keys is counted with the sink: the last "
+                        "cell of QK is 0, and its rank may be one more than the size of a head.")
     return said
