@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.core import attention, checks
 from headway.core.forms import Form, Sight, affine, heads_out, in_sight, patterns_of, places
 from headway.core.freedom import canonical_tensors, freedom
-from headway.core.layer import FACTORED, AttentionLayer
+from headway.core.layer import FACTORED, AttentionLayer, filling, tokens
 from headway.core.tangents import Chain
 
 OWN = ("query", "key", "value", "out", "offset")
@@ -169,7 +169,7 @@ class FactoredLayer:
     def _read(
         self, X: Any, Z: Any, padding: Any, key_padding: Any, positions: Any, key_positions: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, bool]:
-        X, single = self._tokens("X", X, self.width)
+        X, single = tokens("X", X, self.width, self.query.dtype)
         if self.cross != (Z is not None):
             checks.refuse("Z", "the sequence of the keys, (n, l, z)" if self.cross else "none: keys are those of X",
                           "none" if Z is None else "one", "layer(X, Z)" if self.cross else "layer(X)")
@@ -177,12 +177,12 @@ class FactoredLayer:
             checks.refuse("key_padding, key_positions", "none where keys are those of X", "some",
                           "padding and positions")
         if Z is not None:
-            Z, one = self._tokens("Z", Z, self.key_width)
+            Z, one = tokens("Z", Z, self.key_width, self.query.dtype)
             checks.shape("Z", Z, (X.shape[0], "l", self.key_width), "one sequence of keys for each of queries")
             if one != single:
                 checks.refuse("Z", f"{2 if single else 3} dimensions, as X", 2 if one else 3, "Z.unsqueeze(0)")
-        padding = _filling("padding", padding, X, single)
-        key_padding = None if Z is None else _filling("key_padding", key_padding, Z, single)
+        padding = filling("padding", padding, X, single)
+        key_padding = None if Z is None else filling("key_padding", key_padding, Z, single)
         see = in_sight(self.form.sight, X, Z, padding, key_padding)
         if Z is not None and see is not None and not bool(see.any(2).all()):
             checks.refuse("Z", "a key in sight of every query", "queries that see none",
@@ -190,16 +190,6 @@ class FactoredLayer:
         here = self._places("positions", positions, X, self.positions)
         there = self._places("key_positions", key_positions, Z, None) if Z is not None else None
         return X, Z, see, here, there, single
-
-    def _tokens(self, name: str, X: Any, width: int) -> tuple[Tensor, bool]:
-        X = checks.floating(name, X, keep_int8=True)
-        single = X.ndim == 2
-        X = X.unsqueeze(0) if single else X
-        checks.shape(name, X, ("n", "k", width), "tokens as rows, features last")
-        if X.dtype != self.query.dtype and X.dtype != torch.int8:
-            checks.refuse(name, f"dtype {self.query.dtype}, as the layer", X.dtype,
-                          f"layer.to({X.dtype}) or {name}.to({self.query.dtype})")
-        return X.to(self.query.dtype), single
 
     def _places(self, name: str, given: Any, X: Tensor, own: Tensor | None) -> Tensor | None:
         """Positions (k,), (n, k), (k, c) or (n, k, c); None for 0 … k − 1."""
@@ -390,14 +380,3 @@ def thin(M: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     A, B = U[..., :rank] * root, Vh.mT[..., :rank] * root
     short = rank - A.shape[2]
     return (torch.nn.functional.pad(A, (0, short)), torch.nn.functional.pad(B, (0, short))) if short > 0 else (A, B)
-
-
-def _filling(name: str, padding: Any, X: Tensor, single: bool) -> Tensor | None:
-    if padding is None:
-        return None
-    filling: Tensor = torch.as_tensor(padding, device=X.device)
-    if filling.dtype != torch.bool:
-        checks.refuse(name, "bool, True where a token is filling", filling.dtype, "padding.bool()")
-    filling = filling.unsqueeze(0) if single and filling.ndim == 1 else filling
-    checks.shape(name, filling, tuple(X.shape[:2]), "True where a token is filling")
-    return filling

@@ -92,20 +92,8 @@ class AttentionLayer:
         return P[0] if single else P
 
     def _read(self, X: Any, padding: Tensor | None) -> tuple[Tensor, Tensor | None, bool]:
-        X = checks.floating("X", X, keep_int8=True)
-        single = X.ndim == 2
-        X = X.unsqueeze(0) if single else X
-        checks.shape("X", X, ("n", "k", self.width), "tokens as rows, features last")
-        if X.dtype == torch.int8:
-            X = X.to(self.Theta.dtype)
-        elif X.dtype != self.Theta.dtype:
-            checks.refuse("X", f"dtype {self.Theta.dtype}, as the layer", X.dtype,
-                          f"layer.to({X.dtype}) or X.to({self.Theta.dtype})")
-        if padding is not None:
-            padding = padding.unsqueeze(0) if single else padding
-            if padding.dtype != torch.bool:
-                checks.refuse("padding", "bool, True where a token is filling", padding.dtype, "padding.bool()")
-            checks.shape("padding", padding, tuple(X.shape[:2]), "True where a token is filling")
+        X, single = tokens("X", X, self.width, self.Theta.dtype)
+        padding = filling("padding", padding, X, single)
         return X, attention.allowed(X, self.mask, padding), single
 
     def to(self, target: torch.dtype | torch.device | str) -> AttentionLayer:
@@ -228,6 +216,29 @@ def load_plain(path: str | os.PathLike[str]) -> AttentionLayer:
     except checks.InputError:
         return checks.refuse(str(path), "a layer of plain scores, which has one matrix a head", repr(layer),
                              "a layer of that kind")
+
+
+def tokens(name: str, X: Any, width: int, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """What a layer of this dtype is called with, as (n, k, width), and whether it was one sequence (k, width)."""
+    X = checks.floating(name, X, keep_int8=True)
+    single = X.ndim == 2
+    X = X.unsqueeze(0) if single else X
+    checks.shape(name, X, ("n", "k", width), "tokens as rows, features last")
+    if X.dtype not in (dtype, torch.int8):
+        checks.refuse(name, f"dtype {dtype}, as the layer", X.dtype, f"layer.to({X.dtype}) or {name}.to({dtype})")
+    return X.to(dtype), single
+
+
+def filling(name: str, padding: Any, X: Tensor, single: bool) -> Tensor | None:
+    """Which tokens of X (n, k, d) are filling, bool (n, k); given as (k,) where X was one sequence."""
+    if padding is None:
+        return None
+    hidden: Tensor = torch.as_tensor(padding, device=X.device)
+    if hidden.dtype != torch.bool:
+        checks.refuse(name, "bool, True where a token is filling", hidden.dtype, "padding.bool()")
+    hidden = hidden.unsqueeze(0) if single and hidden.ndim == 1 else hidden
+    checks.shape(name, hidden, tuple(X.shape[:2]), "True where a token is filling")
+    return hidden
 
 
 def alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
