@@ -49,13 +49,13 @@ def behaviours(
     b − 1 ≠ a}. Over the rows R that have such a target and tell it from the kinds before (a first token that is the
     previous one does not count, nor a copy that is first or previous)
 
-        share = mean over R of Σ_{b∈T} P(b),   chance = mean over R of |T|/|V|,
+        share = mean over R of Σ_{b∈T} P(b),   chance = mean over R of #T/#V,
         score = (share − chance)/(1 − chance).
 
     With N_a = exp(entropy of P(a, ·)), the number of keys that a query looks at,
 
-        broad:     share = Σ N_a/Σ|V_a|,   score = Σ (N_a − 1)/Σ (|V_a| − 1),
-        position:  share = score = Σ_{s≠s'} D_s·D_{s'}/(n − 1) over Σ_s D_s·D_s,   D = P − 1/|V|:
+        broad:     share = Σ N_a/Σ #V_a,   score = Σ (N_a − 1)/Σ (#V_a − 1),
+        position:  share = score = Σ_{s≠s'} D_s·D_{s'}/(n − 1) over Σ_s D_s·D_s,   D = P − 1/#V:
 
     how much of a pattern the patterns of the other sequences tell, which have the same places and other tokens.
     The kind is the aim of the largest score if that reaches ``CLEAR``; else broad if that score reaches ``EVEN``;
