@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version as installed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # mathml.py
 
 project = "Headway"
 author = "The Headway authors"
 copyright = "2026, The Headway authors. Apache-2.0"
 release = version = installed("headway")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "mathml"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "examples"]
 html_theme = "furo"
@@ -16,7 +20,8 @@ html_title = "Headway"
 html_show_sphinx = False
 html_copy_source = False
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+html_math_renderer = "mathml"
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
