@@ -180,8 +180,20 @@ def test_bad_sides_are_refused(refused):
         hw.compare(torch.nn.Bilinear(8, 8, 8), layer())
     with refused("learned", "causal against all keys in sight"):
         hw.match(layer("rotary"), layer("plain"))
+    narrow = hw.Examples(normal(4, 3, 5), normal(4, 3, 8))
     with refused("on", "width 8"):
-        hw.match(layer(), layer(), on=hw.Examples(normal(4, 3, 5), normal(4, 3, 8)))
+        hw.match(layer(), layer(), on=narrow)
+    with refused("on", "width 8"):
+        hw.compare(layer(), lambda X: X, on=narrow)
+    with refused("on", "headway.Examples"):
+        hw.compare(layer(), layer(), on=normal(4, 3, 8))
+    with refused("width", "at least 1"):
+        hw.compare(lambda X: X, lambda X: X, width=0)
+    with refused("path", "no 'nope'"):
+        hw.compare((torch.nn.Sequential(torch.nn.MultiheadAttention(8, 2)), "nope"), layer())
+    for ask in (hw.heads_of, lambda module: hw.match(module, layer()), lambda module: hw.match(layer(), module)):
+        with refused("layer", "from_torch"):
+            ask(torch.nn.MultiheadAttention(8, 2))
 
 
 def test_directions_that_no_token_visits_do_not_count():
@@ -212,6 +224,201 @@ def test_on_examples_the_worst_input_stays_among_their_tokens():
     found = hw.compare(mine, replace(mine, query=mine.query * 2), on=hw.Examples(X, mine(X)))
     assert found.cause == "scale"
     assert float(found.example.mean(1).abs().max()) < 1e-9
+
+
+def turned(mine, **parts):
+    return replace(mine, form=replace(mine.form, rotary=replace(mine.form.rotary, **parts)))
+
+
+@pytest.mark.parametrize("off", [1e-5, 1e-6, 1e-7])
+def test_a_base_that_is_a_little_off_is_another_function(off):
+    mine = layer("rotary")
+    found = hw.compare(mine, turned(mine, base=1e4 * (1 + off)))
+    assert (found.kind, found.cause) == ("differs", "rotary base")
+    assert off / 10 < found.largest < off
+    assert hw.compare(mine, turned(mine, base=1e4 * (1 + off)), 1e-4).same
+
+
+def test_positions_that_a_layer_gives_its_tokens_count():
+    mine = layer("rotary")
+    other = replace(mine, positions=2.0 * torch.arange(9))
+    found = hw.compare(mine, other)
+    assert not found.same
+    assert "other positions" in str(found)
+    assert len(found.example) == 9
+    assert float((mine(found.example) - other(found.example)).abs().max()) > 0.1
+    assert hw.compare(mine, replace(mine, positions=5.0 + torch.arange(9))).same  # only differences of them matter
+    assert hw.compare(layer("plain"), replace(layer("plain"), positions=2.0 * torch.arange(9))).same
+    assert hw.match(other, mine).worst == 0.0  # heads are the same all the same
+
+
+def test_a_single_entry_that_is_off_is_no_rounding():
+    mine = layer("rotary")
+    for name in ("query", "key", "value", "out", "offset"):
+        value = mine.tensors()[name].clone()
+        value.view(-1)[value.numel() // 2] += 1e-7
+        found = hw.compare(mine, mine.with_tensors({name: value}))
+        assert (found.kind, found.cause) == ("differs", None), name
+    assert hw.compare(mine, mine.canonical().to(torch.float32)).cause == "rounding"
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-3, 1e-2])
+def test_a_function_that_is_off_by_as_much_as_a_rounding_is_not_said_to_be_rounded(size):
+    mine = layer("rotary")
+    other = replace(mine, out=mine.out + size * normal(*mine.out.shape, seed=3))
+    found = hw.compare(mine, lambda X: other(X))
+    assert (found.kind, found.cause) == ("differs", None)
+    for dtype in (torch.bfloat16, torch.float16):
+        rough = mine.to(dtype)
+        assert hw.compare(mine, lambda X, rough=rough: rough(X.to(rough.query.dtype)).double()).cause == "rounding"
+
+
+def test_half_precision_does_not_hide_everything():
+    mine = layer("rotary")
+    half = mine.to(torch.bfloat16)
+    found = hw.compare(half, lambda X: half(X))
+    assert found.same
+    assert "which the rounding of bfloat16 may make" in found.where
+    other = replace(mine, out=mine.out + 0.015 * normal(*mine.out.shape, seed=3))
+    assert not hw.compare(half, lambda X: other(X)).same
+
+
+def test_layers_that_cannot_be_asked_the_same_are_compared_all_the_same():
+    mine, crossed = layer(), layer(cross=True, key_width=6)
+    for one, other, words in (
+            (mine, crossed, "keys of another sequence in the second only"),
+            (replace(mine, cross=True), mine, "keys of another sequence in the first only"),
+            (crossed, layer(cross=True, key_width=5), "keys of width 6 against 5")):
+        found = hw.compare(one, other)
+        assert (found.kind, found.cause, found.example) == ("differs", None, None)
+        assert words in str(found)
+        assert "No input was found that shows it" in str(found)
+    placed, other = (hw.Form(rotary=hw.Rotary(frequencies=normal(2, c).abs())) for c in (2, 3))
+    other = hw.FactoredLayer.random(4, 8, size=4, form=other)
+    for form in (placed, FORMS["rotary"], FORMS["plain"]):
+        one = hw.FactoredLayer.random(4, 8, size=4, form=form)
+        assert not hw.compare(one, other).same
+
+
+def test_layers_of_other_heads_are_compared():
+    for planes in (lambda n: hw.Rotary(turned=2 * n), lambda n: hw.Rotary(frequencies=normal(n).abs())):
+        one, other = (hw.FactoredLayer.random(8 // q, 8, size=q, form=hw.Form(rotary=planes(q // 2)))
+                      for q in (4, 8))
+        assert hw.compare(one, other).kind == hw.compare(other, one).kind == "differs"
+    mine = hw.FactoredLayer.random(4, 8, size=2)
+    less = replace(mine, query=mine.query[:3], key=mine.key[:3], value=mine.value[:3], out=mine.out[:3])
+    assert "4 heads against 3" in hw.compare(mine, less).where
+    seen = hw.FactoredLayer.random(4, 8, size=4, form=hw.Form(offsets=hw.OffsetTable(normal(4, 9))))
+    blind = replace(seen, form=replace(seen.form, sight=hw.Sight(causal=True)))
+    assert hw.compare(seen, blind).cause == "mask"
+
+
+def test_heads_are_named_by_their_place_in_the_layer():
+    mine = layer("plain")
+    dead = replace(mine, out=mine.out * torch.tensor([0.0, 1.0, 1.0, 1.0]).view(4, 1, 1).double())
+    other = replace(dead, out=dead.out.clone())
+    other.out[2, 0, 0] += 0.1
+    found = hw.compare(dead, other)
+    assert "head 3 against head 3" in found.where
+    assert "2 of 3 heads agree, not 3" in found.where
+    whole = hw.AttentionLayer.random(heads=3, width=6, seed=0)
+    W = whole.W.clone()
+    for i in range(3):
+        W[i, 4, 3] += 1e-3
+        found = hw.compare(whole, replace(whole, W=W.clone()))
+        W[i, 4, 3] -= 1e-3
+        assert f"W of head {i + 1} against head {i + 1}, entry (5, 4)" in found.where
+    assert "not" not in hw.compare(mine, replace(mine, offset=None)).where
+    biased = replace(whole, key_bias=normal(3, 6))
+    assert hw.compare(biased, whole).why == "the second lacks the key bias u of the first"
+
+
+def test_merged_and_dead_heads_are_no_other_order():
+    mine = layer("plain")
+    dead = replace(mine, out=mine.out * torch.tensor([1.0, 0.0, 1.0, 1.0]).view(4, 1, 1).double())
+    other = replace(dead, query=dead.query.clone())
+    other.query[1] = normal(9, 4)
+    assert hw.compare(dead, other).kind == "same"
+    silent = replace(mine, out=mine.out * 0)  # nobody looks where nothing is answered
+    assert hw.compare(silent, replace(silent, query=mine.query * 2)).same
+    whole = hw.AttentionLayer.random(heads=2, width=4)
+    assert hw.compare(replace(whole, W=whole.W * 0), replace(whole, Theta=whole.Theta * 2, W=whole.W * 0)).same
+
+
+def test_gated_heads_are_merged_and_channels_of_one_gate_mixed():
+    mine = hw.FactoredLayer.random(4, 8, size=4, form=FORMS["gated"], seed=1)
+    X, more = normal(2, 5, 8), normal(4, 8)
+    heads = torch.tensor([0, 1, 2, 3, 0])
+    out = mine.out[heads]
+    out[0], out[4] = out[0] - more, more
+    split = replace(mine, query=mine.query[heads], key=mine.key[heads], value=mine.value[heads], out=out,
+                    form=replace(mine.form, gate=hw.Gated(mine.form.gate.weight[heads])))
+    assert_close(split(X), mine(X))
+    assert hw.compare(split, mine).same
+    assert not hw.compare(replace(split, out=mine.out[heads]), mine).same
+    gate = mine.form.gate.weight[..., [0, 0, 1, 1]]  # one gate for two channels: they mix as without gates
+    mine = replace(mine, form=replace(mine.form, gate=hw.Gated(gate)))
+    M = torch.block_diag(normal(2, 2, seed=4), normal(2, 2, seed=5))
+    other = replace(mine, value=mine.value @ M, out=torch.linalg.inv(M) @ mine.out)
+    assert_close(other(X), mine(X))
+    assert hw.compare(mine, other).largest < 1e-13
+    swapped = replace(mine, value=mine.value[..., [2, 1, 0, 3]])
+    assert not hw.compare(mine, swapped).same
+    moved = replace(mine, form=replace(mine.form, gate=hw.Gated(gate + 1e-6 * gate.sign())))
+    assert 1e-7 < hw.compare(mine, moved).largest < 1e-5
+    back = torch.cat([mine.out[:, :1], -mine.out[:, :1]] * 2, 1)
+    opposite = replace(mine, value=mine.value[..., [0, 0, 0, 0]], out=back,
+                       form=replace(mine.form, gate=hw.Gated(normal(4, 9, 4, seed=6))))
+    none = replace(opposite, out=opposite.out * 0)
+    assert not hw.compare(opposite, none).same  # channels that would cancel, but for their gates
+
+
+def test_large_constants_do_not_hide_the_scores():
+    """A sink, or an offset, of a billion below stands for none in files."""
+    table = torch.zeros(4, 9).double()
+    table[:, :4] = -1e9
+    for form in (hw.Form(sink=hw.Sink(table[0, 3:7])), hw.Form(offsets=hw.OffsetTable(table))):
+        mine = hw.FactoredLayer.random(4, 8, size=4, form=form)
+        found = hw.compare(mine, replace(mine, query=mine.query * (1 + 1e-5)))
+        assert (found.kind, found.cause) == ("differs", "scale")
+        assert 1e-6 < found.largest < 1e-4
+
+
+def test_what_no_short_input_shows_is_named_by_the_weights():
+    mine = layer("rotary")
+    wide, wider = (replace(mine, form=replace(mine.form, sight=hw.Sight(True, far))) for far in (4096, 4097))
+    found = hw.compare(wide, wider)
+    assert (found.cause, found.example) == ("window", None)
+    assert "by 0.0e+00 times" not in str(found)
+    table = normal(4, 32)
+    mine = layer("t5")
+    one, other = (replace(mine, form=replace(mine.form, offsets=hw.OffsetTable(values, kind="t5")))
+                  for values in (table, torch.cat([table[:, :-1], table[:, -1:] + 1], 1)))
+    found = hw.compare(one, other)
+    assert found.cause == "offsets"
+    assert found.difference > 0.01
+    still = replace(layer("plain"), query=layer("plain").query * 0)  # scores are zero: tokens stay of size 1
+    found = hw.compare(still, replace(still, offset=None))
+    assert found.difference > 0.1
+    assert float(found.example.abs().max()) < 10
+
+
+def test_norms_that_are_lost_with_their_gains_are_named():
+    mine = layer("normed")
+    assert hw.compare(mine, replace(mine, form=replace(mine.form, normed=None))).cause == "norm"
+
+
+def test_caps_are_told_apart_in_words():
+    mine = layer("cap")
+    other = replace(mine, form=replace(mine.form, cap=hw.Cap(3.0 * (1 + 1e-7))))
+    assert "a cap of 3 against 3.0000003" in hw.compare(mine, other).where
+    assert hw.compare(mine, replace(mine, form=replace(mine.form, cap=hw.Cap(3.0 * (1 + 1e-12))))).same
+
+
+def test_answers_that_are_no_numbers_have_no_cause():
+    found = hw.compare(lambda X: X * float("nan"), lambda X: X * float("nan"), width=4)
+    assert (found.same, found.cause) == (False, None)
+    assert "not all finite" in str(found)
 
 
 @pytest.mark.parametrize("kind", range(len(bench.MISTAKES)))

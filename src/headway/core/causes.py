@@ -29,7 +29,7 @@ CAUSES = (  # what ``compare`` may name, most specific first
     "bias", "scale", "rotary layout", "rotary base", "rotary", "groups", "head order", "number of heads",
     "transposed weight", "exchanged weights", "mask", "window", "sink", "cap", "norm gain", "norm", "offsets",
     "gate", "input gain", "output scale", ROUNDING)
-FORM_WORDS = {"rotary": "rotary positions", "offsets": "offsets of positions", "cap": "a cap", "sink": "sinks",
+FORM_WORDS = {"rotary": "rotary positions", "offsets": "offsets of positions", "cap": "cap", "sink": "sinks",
               "normed": "norms of queries and keys", "gate": "gates"}
 FORM_CAUSES = {"normed": "norm"}
 
@@ -133,7 +133,7 @@ def _rotaries(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Chang
     def turned(rotary: Rotary) -> FactoredLayer:
         return replace(one, form=replace(one.form, rotary=rotary))
 
-    planes = {"half": "(j, j + q/2)", "pairs": "(2j, 2j + 1)"}
+    planes = {"half": f"(j, j + {mine.coordinates(one.size) // 2})", "pairs": "(2j, 2j + 1)"}
     flipped = replace(mine, layout="pairs" if mine.layout == "half" else "half")
     yield Change("rotary layout", f"{{other}} turns planes {planes[flipped.layout]} of weights whose planes are "
                  f"{planes[mine.layout]}", turned(flipped))
@@ -150,7 +150,7 @@ def _rotaries(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Chang
             what = {2: "queries and keys", 1: "queries alone" if names == ("query",) else "keys alone"}[len(names)]
             yield Change("rotary layout", f"the {what} of {{other}} are in the order of the other layout of "
                          "planes, half against pairs", layer)
-    if theirs is not None:
+    if theirs is not None and other is not None and other.size == one.size:
         if mine.frequencies is None and theirs.frequencies is None and mine.base != theirs.base:
             yield Change("rotary base", f"the rotary base of {{other}} is {theirs.base:,.10g}, of {{one}} "
                          f"{mine.base:,.10g}", turned(replace(mine, base=theirs.base)))
@@ -160,7 +160,7 @@ def _rotaries(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Chang
         same = replace(theirs, layout=mine.layout)
         if same != mine and theirs.vectors == mine.vectors:
             yield Change("rotary", f"{{other}} has {theirs.describe()}, {{one}} {mine.describe()}", turned(same))
-    elif mine.frequencies is None:
+    elif other is None and mine.frequencies is None:
         for base in BASES:
             if base != mine.base:
                 yield Change("rotary base", f"the rotary base of {{other}} is {base:,.10g}, of {{one}} "
@@ -177,7 +177,7 @@ def _groups(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Change]
             reads = {name: getattr(one, name)[wrong if name in names else right] for name in ("key", "value")}
             yield Change("groups", f"heads of {{other}} read the {what} of other groups: head i those of group "
                          f"i mod {g}, where in {{one}} it is i // {m // g}", _with(one, **reads))
-    if g == m and other is not None and 1 <= other.groups < m:
+    if g == m and other is not None and other.heads == m and other.groups < m:
         share = torch.arange(other.groups).repeat_interleave(m // other.groups) * (m // other.groups)
         yield Change("groups", f"in {{other}} heads share the keys and values of the first of every "
                      f"{m // other.groups}", _with(one, key=one.key[share], value=one.value[share]))
@@ -278,7 +278,8 @@ def _sights(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Change]
         return replace(one, form=replace(one.form, sight=sight))
 
     def words(sight: Sight) -> str:
-        return sight.describe() or "all keys in sight"
+        said = sight.describe().split(", ") if sight != Sight() else ["all keys in sight"]
+        return " and ".join("a causal mask" if part == "causal" else part for part in said)
 
     tried = [] if other is None else [other.form.sight]
     if not one.cross:
@@ -307,7 +308,7 @@ def _shifted(one: FactoredLayer, by: int) -> Callable[[Inputs], Tensor]:
         a = torch.arange(inputs.X.shape[1])
         edge = (a <= a.unsqueeze(1) + by) | ((a == 0) & (a.unsqueeze(1) == 0))
         see = edge.unsqueeze(0) if see is None else see & edge
-        H = heads_out(inputs.X, None, one.tensors(), one.form, see, inputs.positions)
+        H = heads_out(inputs.X, None, one.tensors(), one.form, see, inputs.places(one))
         return attention.project(H, one.out, one.offset)
 
     return answers
@@ -323,14 +324,19 @@ def _parts(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Change]:
             layer = replace(one, form=_without(one.form, name))
             if name == "normed":
                 layer = _with(layer, query=one.query * mine.query, key=one.key * mine.key)
-            yield Change(cause, f"{{other}} lacks {FORM_WORDS[name]} of {{one}}", layer)
+            yield Change(cause, f"{{other}} lacks the {FORM_WORDS[name]} of {{one}}", layer)
+            if name == "normed":  # the gains may be lost with the norms; the scale is in the gains, or in the query
+                for scale in (one.size**-0.5, 1.0):
+                    yield Change(cause, f"{{other}} lacks the {FORM_WORDS[name]} of {{one}}, and their gains",
+                                 _with(layer, query=one.query * scale, key=one.key))
         elif mine is not None and theirs is not None and mine != theirs and name not in ("rotary", "normed"):
             try:
                 layer = replace(one, form=replace(one.form, **{name: theirs}))
             except ValueError:  # of another number of heads
                 continue
-            words = f" ({theirs.value:g} against {mine.value:g})" if isinstance(mine, Cap) else ""
-            yield Change(cause, f"{{other}} has {FORM_WORDS[name]} other than {{one}}{words}", layer)
+            words = (f"has a cap of {theirs.value:.10g}, {{one}} of {mine.value:.10g}" if isinstance(mine, Cap)
+                     else f"has other {FORM_WORDS[name]} than {{one}}")
+            yield Change(cause, f"{{other}} {words}", layer)
     table = one.form.offsets
     if isinstance(table, OffsetTable) and table.both:
         yield Change("offsets", "{other} takes the offsets of positions with the other sign",
@@ -398,7 +404,7 @@ def _gains(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Change]:
     mine, theirs = (torch.cat([getattr(layer, n)[:, :-1].transpose(0, 1).flatten(1) for n in names], dim=1)
                     for layer in (one, other))
     gain = (mine * theirs).sum(1) / mine.square().sum(1).clamp_min(1e-300)
-    if float((gain - 1).abs().max()) > 1e-6:
+    if float((gain - 1).abs().max()) > 1e-6 and bool(gain.all()):
         rows = torch.cat([gain, torch.ones(1).to(gain)]).view(1, -1, 1)
         yield Change("input gain", "weights of {other} are those of {one} times one gain for each feature of the "
                      "tokens, as of a norm in front that is folded into one of them only",
@@ -409,10 +415,10 @@ def _rounded(one: FactoredLayer, other: FactoredLayer | None) -> Iterator[Change
     rotary = one.form.rotary
     for dtype, name in HALVES.items():
         for scale in (1.0, one.size**-0.5):
-            layer = scaled(one, 1 / scale).to(dtype).to(torch.float64)
-            if not all(bool(value.isfinite().all()) for value in layer.tensors().values()):
+            layer = scaled(one, 1 / scale)
+            if max(float(value.abs().max()) for value in layer.tensors().values()) > torch.finfo(dtype).max:
                 continue
-            layer = scaled(layer, scale)
+            layer = scaled(layer.to(dtype).to(torch.float64), scale)
             yield Change(ROUNDING, f"{{other}} is {{one}} rounded to {name}", layer)
             if rotary is not None:  # a model that is rounded as a whole rounds its frequencies too
                 omega = rotary.omega(one.size).to(dtype)

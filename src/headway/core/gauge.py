@@ -32,8 +32,11 @@ from headway.core.positions import OffsetTable, Slope
 
 STILL = "not turned"
 NORMS = ("norms of queries", "norms of keys")
-ONE_FREQUENCY = 1e-5  # relative: what float32 makes of a base is one frequency, two planes of a head are not
+ONE_FREQUENCY = 1e-5  # relative: closer ones are compared with each other, their distance being an error of its own
 VISITED = 1e-6  # of a feature's size: directions with less are rounding of float32 tokens, not visited
+ONE_CAP = 1e-9  # relative: caps that are closer are one
+PART_WORDS = {"cap": "a cap", "sink": "sinks", "normed": "norms of queries and keys", "gate": "gates"}
+ONE_GATE = 1e-9  # relative: gates that are closer are one
 CLIP = 4.0  # a pair that is further apart than this does not decide the others
 Pair = tuple[Tensor, Tensor]  # (m, r, c) and (m, s, c): the products of every head
 
@@ -120,6 +123,9 @@ def as_factored(layer: AttentionLayer | FactoredLayer) -> FactoredLayer:
     """The same layer in factors; Θ_i and W_i become factors as they are, beside an identity that heads share."""
     if isinstance(layer, FactoredLayer):
         return layer
+    if not isinstance(layer, AttentionLayer):
+        checks.refuse("layer", "a headway.AttentionLayer or headway.FactoredLayer", type(layer).__name__,
+                      "headway.from_torch(module), or headway.compare, which takes modules and files")
     m, d = layer.heads, layer.width
     u = layer.Theta.new_zeros(m, d) if layer.key_bias is None else layer.key_bias
     eye = torch.cat([torch.eye(d).to(layer.Theta), layer.Theta.new_zeros(1, d)]).unsqueeze(0)
@@ -220,18 +226,20 @@ def unlike(a: FactoredLayer, b: FactoredLayer) -> str | None:
 
     Layouts and bases may differ: frequencies are matched one by one.
     """
-    for name, one, other in (("width", (a.width, a.key_width), (b.width, b.key_width)),
-                             ("outputs", a.out_width, b.out_width), ("cross", a.cross, b.cross)):
+    if a.cross != b.cross:
+        return f"keys of another sequence in {'the first' if a.cross else 'the second'} only"
+    for name, one, other in (("width", a.width, b.width), ("keys of width", a.key_width, b.key_width),
+                             ("outputs of width", a.out_width, b.out_width)):
         if one != other:
             return f"{name} {one} against {other}"
     f, g = a.form, b.form
     if f.sight != g.sight:
         return f"{f.sight.describe() or 'all keys in sight'} against {g.sight.describe() or 'all keys in sight'}"
-    for name in ("cap", "sink", "normed", "gate"):
+    for name, words in PART_WORDS.items():
         if (getattr(f, name) is None) != (getattr(g, name) is None):
-            return f"{name} in {'the first' if getattr(g, name) is None else 'the second'} only"
-    if f.cap is not None and g.cap is not None and f.cap.value != g.cap.value:
-        return f"a cap of {f.cap.value:g} against {g.cap.value:g}"
+            return f"{words} in {'the first' if getattr(g, name) is None else 'the second'} only"
+    if f.cap is not None and g.cap is not None and not math.isclose(f.cap.value, g.cap.value, rel_tol=ONE_CAP):
+        return f"a cap of {f.cap.value:.10g} against {g.cap.value:.10g}"
     return None
 
 
@@ -251,16 +259,19 @@ class Distances:
 def distances(one: Heads, other: Heads) -> Distances:
     """All pairs at once, through Gram matrices: to about 1e-8 of the size of a head."""
     square = torch.zeros(other.count, one.count, dtype=torch.float64)
-    size = torch.zeros(other.count, dtype=torch.float64)
-    for mine, theirs in _together(one, other):
-        square, size = square + _gram(mine, theirs), size + _gram(theirs, None)
+    size = torch.zeros(other.count, dtype=torch.float64)  # what is added to scores may dwarf them
+    for mine, theirs, off in _together(one, other):
+        each = _gram(theirs, None)
+        square, size = square + _gram(mine, theirs) + off**2 * each.unsqueeze(1), size + each
     x, y = _numbers(one, other)
-    square, size = square + (y.unsqueeze(1) - x).square().sum(2), size + y.square().sum(1)
+    added, whole = (y.unsqueeze(1) - x).square().sum(2), size + y.square().sum(1)
+    size = torch.where(size > 0, size, whole)
+    scores = np.hypot(_root(square, size), _root(added, whole))
     if one.gate is None:
         values, whole = _gram(one.values, other.values), _gram(other.values, None)
     else:
         values, whole = _gated(one, other)
-    return Distances(_root(square, size), _root(values, whole))
+    return Distances(scores, _root(values, whole))
 
 
 def _root(square: Tensor, size: Tensor) -> np.ndarray:
@@ -295,47 +306,52 @@ def _gated(one: Heads, other: Heads) -> tuple[Tensor, Tensor]:
     return size.unsqueeze(1) + inner(one, one).diagonal() - 2 * inner(other, one), size
 
 
-def _together(one: Heads, other: Heads) -> list[tuple[Pair, Pair]]:
-    """Score matrices of both, those of one frequency side by side; zero where one has none."""
+def _together(one: Heads, other: Heads) -> list[tuple[Pair, Pair, float]]:
+    """Score matrices of both, those of one frequency side by side, and how far their frequencies are apart of their
+    size, which is by how much scores are off one turn on; zero where one has none."""
     def zero(pair: Pair, count: int) -> Pair:
         return (pair[0].new_zeros(count, *pair[0].shape[1:2], 1), pair[1].new_zeros(count, *pair[1].shape[1:2], 1))
 
     left = dict(other.scores)
     found = []
     for name, pair in one.scores.items():
-        partner = next((n for n in left if _one_frequency(name, n)), None)
-        found.append((pair, zero(pair, other.count) if partner is None else left.pop(partner)))
-    return found + [(zero(pair, one.count), pair) for pair in left.values()]
+        off, partner = min(((_off(name, n), n) for n in left), key=lambda near: near[0], default=(math.inf, None))
+        if off > ONE_FREQUENCY:
+            found.append((pair, zero(pair, other.count), 0.0))
+        else:
+            found.append((pair, left.pop(partner), off))
+    return found + [(zero(pair, one.count), pair, 0.0) for pair in left.values()]
 
 
-def _one_frequency(name: Hashable, other: Hashable) -> bool:
+def _off(name: Hashable, other: Hashable) -> float:
     if isinstance(name, str) or isinstance(other, str):
-        return name == other
+        return 0.0 if name == other else math.inf
     assert isinstance(name, tuple) and isinstance(other, tuple)
-    return len(name) == len(other) and math.dist(name, other) <= ONE_FREQUENCY * math.hypot(*name)
+    return math.dist(name, other) / math.hypot(*name) if len(name) == len(other) else math.inf
 
 
 def _numbers(one: Heads, other: Heads) -> tuple[Tensor, Tensor]:
-    """What is added to scores for an offset, sinks and eps, (m, numbers) each: offsets −R … R in sight, their root
-    mean square over R what counts, so that a table weighs as much as the scores that it is added to."""
+    """What is added to scores for an offset, sinks and eps, (m, numbers) each: offsets −R … R that are in sight of
+    both, their root mean square over R what counts, so that a table weighs as much as the scores that it is added
+    to."""
     reach = max((int(heads.form.offsets.far or 0) + 1 for heads in (one, other)
                  if isinstance(heads.form.offsets, OffsetTable)), default=0)
-    return _added(one, reach), _added(other, reach)
-
-
-def _added(heads: Heads, reach: int) -> Tensor:
-    form, sight = heads.form, heads.form.sight
     delta = torch.arange(-reach, reach + 1)
-    seen = torch.ones_like(delta, dtype=torch.bool)
-    if sight.causal and not sight.prefix:
-        seen &= delta <= 0
-    if sight.window is not None:
-        seen &= delta > -sight.window
-        seen &= (delta < sight.window) | torch.tensor(sight.causal)
+    for sight in (one.form.sight, other.form.sight):
+        if sight.causal and not sight.prefix:
+            delta = delta[delta <= 0]
+        if sight.window is not None:
+            delta = delta[delta > -sight.window]
+            delta = delta if sight.causal else delta[delta < sight.window]
+    return _added(one, delta), _added(other, delta)
+
+
+def _added(heads: Heads, delta: Tensor) -> Tensor:
+    form = heads.form
     constant, slope = heads.constant, torch.zeros(heads.count).double()
-    table = torch.zeros(heads.count, int(seen.sum())).double()
+    table = torch.zeros(heads.count, len(delta)).double()
     if isinstance(form.offsets, OffsetTable):
-        table = form.offsets.values.double()[:, form.offsets.bucket(delta[seen])]
+        table = form.offsets.values.double()[:, form.offsets.bucket(delta)]
         if form.cap is None:
             mean = table.mean(1)
             table, constant = table - mean.unsqueeze(1), constant - (mean if form.sink is not None else 0.0)
@@ -346,20 +362,23 @@ def _added(heads: Heads, reach: int) -> Tensor:
 
 
 def errors(one: Heads, other: Heads) -> tuple[list[float], list[float]]:
-    """Relative errors of the scores and of the values of head i of one from head i of the other, to rounding."""
+    """Relative errors of the scores and of the values of head i of one from head i of the other, to rounding: of
+    scores by their own size, of what is added to them by that of both."""
     square = torch.zeros(other.count, dtype=torch.float64)
     size = torch.zeros(other.count, dtype=torch.float64)
-    for mine, theirs in _together(one, other):
-        square, size = square + apart(mine, theirs), size + _gram(theirs, None)
+    for mine, theirs, off in _together(one, other):
+        each = _gram(theirs, None)
+        square, size = square + apart(mine, theirs) + off**2 * each, size + each
     x, y = _numbers(one, other)
-    square, size = square + (y - x).square().sum(1), size + y.square().sum(1)
+    added, total = (y - x).square().sum(1), size + y.square().sum(1)
+    size = torch.where(size > 0, size, total)
     if one.gate is None:
         values, whole = apart(one.values, other.values), _gram(other.values, None)
     else:
         values, whole = _channels(one, other)
-    return tuple(  # type: ignore[return-value]
-        [math.sqrt(s / (w or 1.0)) for s, w in zip(part.tolist(), total.tolist(), strict=True)]
-        for part, total in ((square, size), (values, whole)))
+    scores, more, out = ([math.sqrt(s / (w or 1.0)) for s, w in zip(part.tolist(), of.tolist(), strict=True)]
+                         for part, of in ((square, size), (added, total), (values, whole)))
+    return [math.hypot(*pair) for pair in zip(scores, more, strict=True)], out
 
 
 def apart(mine: Pair, theirs: Pair) -> Tensor:
@@ -376,13 +395,19 @@ def apart(mine: Pair, theirs: Pair) -> Tensor:
 
 
 def _channels(one: Heads, other: Heads) -> tuple[Tensor, Tensor]:
-    """The same for gated heads, channels paired one by one: their matrices, and their gates by as much as they
-    matter."""
+    """The same for gated heads, channels paired one by one (all channels of one gate as one): their matrices, and
+    their gates by as much as they matter."""
     assert one.gate is not None and other.gate is not None
     found, sizes = [], []
     for i in range(other.count):
         (V, out, G), (V0, out0, G0) = ((h.values[0][i], h.values[1][i], h.gate[i])  # type: ignore[index]
                                        for h in (one, other))
+        shared, shared0 = _gates(G), _gates(G0)
+        if V.shape != V0.shape or max(map(len, shared + shared0)) > 1:
+            moved, size = _shared((V, out, G), (V0, out0, G0), shared, shared0)
+            found.append(moved)
+            sizes.append(size)
+            continue
         alike = (_cosines(V0, V) * _cosines(out0, out)).abs() + _cosines(G0, G)
         _, order = linear_sum_assignment(-alike.numpy())
         V, out, G = V[:, order], out[:, order], G[:, order]
@@ -394,31 +419,71 @@ def _channels(one: Heads, other: Heads) -> tuple[Tensor, Tensor]:
     return torch.stack(found), torch.stack(sizes)
 
 
+def _gates(G: Tensor) -> list[list[int]]:
+    """Channels by their gate, those of equal gates together."""
+    near = torch.cdist(G.mT, G.mT, compute_mode="donot_use_mm_for_euclid_dist")
+    same = near <= ONE_GATE * G.norm(dim=0)
+    found: list[list[int]] = []
+    for c in range(G.shape[1]):
+        home = next((group for group in found if same[group[0], c]), None)
+        found.append([c]) if home is None else home.append(c)
+    return found
+
+
+def _shared(
+    mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...], shared: list[list[int]], shared0: list[list[int]]
+) -> tuple[Tensor, Tensor]:
+    """The error and the size of one head's values where channels share gates: only their V_cO_c together shows."""
+    groups = [[(V[:, c], out[:, c], G[:, c[0]]) for c in by_gate]
+              for (V, out, G), by_gate in ((mine, shared), (theirs, shared0))]
+    sizes = [torch.stack([_gram((V[None], out[None]), None)[0].clamp_min(0) for V, out, _ in part])
+             for part in groups]
+    alike = torch.stack([torch.stack([
+        ((V0.mT @ V) * (out0.mT @ out)).sum().abs() / (size0 * size).sqrt().clamp_min(1e-300)
+        + _cosines(G0.unsqueeze(1), G.unsqueeze(1))[0, 0]
+        for (V, out, G), size in zip(groups[0], sizes[0], strict=True)])
+        for (V0, out0, G0), size0 in zip(groups[1], sizes[1], strict=True)])
+    rows, columns = linear_sum_assignment(-alike.numpy())
+    total = sum((sizes[at][k] for at, paired in ((0, columns), (1, rows)) for k in range(len(sizes[at]))
+                 if k not in paired), torch.zeros(()).double())  # what has no partner is off by all of it
+    for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
+        (V, out, G), (V0, out0, G0) = groups[0][j], groups[1][i]
+        left, right = (torch.cat(pair, dim=1)[None] for pair in ((V, -V0), (out, out0)))
+        each = (left @ right.mT).square().sum()
+        turn = (G - G0).square().sum() / G0.square().sum().clamp_min(1e-300)
+        total = total + each + sizes[1][i] * turn
+    return total, sizes[1].sum()
+
+
 def _cosines(x: Tensor, y: Tensor) -> Tensor:
     x, y = (v / v.norm(dim=0).clamp_min(1e-300) for v in (x, y))
     return x.mT @ y
 
 
-def merged(heads: Heads, tolerance: float) -> Heads:
-    """The same function with heads of equal scores merged (their values add up) and dead ones dropped; the last is
-    never dropped. Gated heads are not merged."""
+def merged(heads: Heads, tolerance: float) -> tuple[Heads, list[int]]:
+    """The same function with heads of equal scores merged (their values add up) and dead ones dropped, the last
+    never; and which of the heads these are, the first of those that were merged."""
     found = distances(heads, heads).scores
     groups: list[list[int]] = []
     for i in range(heads.count):
         for group in groups:
             j = group[0]
-            if heads.gate is None and found[j, i] < 1e-6 and errors(
+            if found[j, i] < 1e-6 and errors(
                     heads.take([i]), heads.take([j]))[0][0] <= tolerance:
                 group.append(i)
                 break
         else:
             groups.append([i])
+    kept = [group[0] for group in groups]
     if len(groups) < heads.count:
         V, out = heads.values
         most = max(map(len, groups))
         parts = [torch.stack([torch.cat([F[i] for i in g] + [torch.zeros_like(F[0])] * (most - len(g)), dim=1)
-                              for g in groups]) for F in (V, out)]
-        heads = replace(heads.take([g[0] for g in groups]), values=(parts[0], parts[1]))
-    loud = _gram(heads.values, None).clamp_min(0).sqrt()
+                              for g in groups]) for F in (V, out, *([] if heads.gate is None else [heads.gate]))]
+        heads = replace(heads.take(kept), values=(parts[0], parts[1]),
+                        gate=None if heads.gate is None else parts[2])
+    V, out = heads.values  # gated channels cannot cancel each other
+    loud = (_gram(heads.values, None) if heads.gate is None else
+            (V.square().sum(1) * out.square().sum(1)).sum(1)).clamp_min(0).sqrt()
     alive = [i for i in range(heads.count) if loud[i] > tolerance * loud.max() or i == int(loud.argmax())]
-    return heads if len(alive) == heads.count else heads.take(alive)
+    return (heads if len(alive) == heads.count else heads.take(alive)), [kept[i] for i in alive]

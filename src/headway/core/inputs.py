@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,10 +13,11 @@ from headway.core import attention, gauge
 from headway.core.examples import Examples
 from headway.core.factored import FactoredLayer
 from headway.core.forms import affine, heads_out, in_sight
+from headway.core.positions import OffsetTable
 
 SPREAD = 2.0  # deviation of the scores on fresh inputs: small ones hide mistakes, large ones saturate
 TOKENS, SEQUENCES = 20, 4
-LONGEST = 200  # tokens, to see past the edge of a window
+LONGEST = 200  # tokens, to see past the edge of a window or of a table of offsets
 STEPS, STEP = 12, 0.25  # of the ascent, of the size of the tokens
 Answers = Callable[["Inputs"], Tensor]
 
@@ -36,34 +37,53 @@ class Inputs:
         """What the layer answers."""
         X, Z = self.X.to(layer.query), None if self.Z is None else self.Z.to(layer.query)
         see = in_sight(layer.form.sight, X, Z, self.padding, self.key_padding)
-        H = heads_out(X, Z, layer.tensors(), layer.form, see, self.positions, self.key_positions)
+        H = heads_out(X, Z, layer.tensors(), layer.form, see, self.places(layer), self.key_positions)
         return attention.project(H, layer.out, layer.offset).double()  # the layer itself would cut the gradient
+
+    def places(self, layer: FactoredLayer) -> Tensor | None:
+        """The positions, or those that the layer has where none are given."""
+        if self.positions is None and layer.positions is not None:
+            return layer.positions[: self.X.shape[1]]
+        return self.positions
 
     def one(self, i: int) -> Inputs:
         """One sequence of them."""
         return Inputs(*(None if part is None else part[i : i + 1] for part in vars(self).values()))  # type: ignore[arg-type]
 
 
-def fresh(layer: FactoredLayer | None, width: int, seed: int, size: float = 1.0) -> Inputs:
-    """Gaussian tokens on which the scores of a layer have deviation ``SPREAD`` · size, or of that size if there is
-    none; long enough to see the edge of a window."""
+def fresh(layers: Sequence[FactoredLayer], width: int, seed: int, size: float = 1.0) -> Inputs:
+    """Gaussian tokens on which the scores of the first layer have deviation ``SPREAD`` · size, or of that size if
+    there is none or its scores are zero; long enough to see the edge of a window or of a table in any of them."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    if layer is None:
+    if not layers:
         return Inputs(normal(SEQUENCES, TOKENS, width) * size)
-    window = layer.form.sight.window or 0
-    k = max(TOKENS, min(window + 3, LONGEST))
+    layer = layers[0]
+    k = max(TOKENS, min(max(_edge(one) for one in layers) + 3, LONGEST))
+    k = min(k, *(len(one.positions) for one in layers if one.positions is not None), LONGEST)
     X, Z = normal(SEQUENCES, k, width), normal(SEQUENCES, k, layer.key_width) if layer.cross else None
-    vectors = None if layer.form.rotary is None else layer.form.rotary.vectors
+    vectors = next((v for v in map(vectors_of, layers) if v is not None), None)
     places = None if vectors is None else normal(SEQUENCES, k, vectors)
     if layer.form.normed is None:
         K = affine(X if Z is None else Z, layer.key).repeat_interleave(layer.heads // layer.groups, 1)
         scores = affine(X, layer.query) @ K.mT
-        size *= math.sqrt(SPREAD / max(float(scores.std()), 1e-30))
+        spread = float(scores.std())
+        size *= math.sqrt(SPREAD / spread) if spread > 0 else 1.0
     return Inputs(X * size, None if Z is None else Z * size, places, places if layer.cross else None)
+
+
+def vectors_of(layer: FactoredLayer) -> int | None:
+    """How many numbers a position has where it is a vector."""
+    return None if layer.form.rotary is None else layer.form.rotary.vectors
+
+
+def _edge(layer: FactoredLayer) -> int:
+    """The offset from which on a layer no longer tells offsets apart, by its window or its table."""
+    table = layer.form.offsets
+    return max(layer.form.sight.window or 0, int(table.far or 0) if isinstance(table, OffsetTable) else 0)
 
 
 def seen(on: Examples, count: int = 64) -> Inputs:
@@ -80,7 +100,8 @@ def seen(on: Examples, count: int = 64) -> Inputs:
 
 
 def gaps(a: Answers, b: Answers, inputs: Inputs) -> Tensor:
-    """The largest difference of two answers to every sequence, of the spread of the first's over all: (n,)."""
+    """The largest difference of two answers to every sequence, of the spread of the first's over all (of the
+    second's where the first's are all the same): (n,)."""
     return gaps_of(a(inputs), b(inputs), inputs)
 
 
@@ -90,7 +111,8 @@ def gaps_of(Ya: Tensor, Yb: Tensor, inputs: Inputs, rows: int = 0) -> Tensor:
         return torch.full((inputs.X.shape[0],), math.inf, dtype=torch.float64)
     keep = torch.ones(Ya.shape[:2], dtype=torch.bool) if inputs.padding is None else ~inputs.padding
     keep[:, :rows] = False
-    spread = (Ya - Ya.mean((0, 1)))[keep].square().mean().sqrt().clamp_min(1e-300)
+    spreads = [float((Y - Y.mean((0, 1)))[keep].square().mean().sqrt()) for Y in (Ya, Yb)]
+    spread = next((s for s in spreads if s > 0), 1.0)
     gap = (Ya - Yb).abs().amax(2) / spread
     return torch.where(keep & ~gap.isnan(), gap, torch.where(gap.isnan() & keep, math.inf, 0.0)).amax(1)
 

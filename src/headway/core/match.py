@@ -61,7 +61,7 @@ def match(
     >>> match(layer, layer).order
     (0, 1, 2)
     """
-    if isinstance(learned, FactoredLayer) or isinstance(truth, FactoredLayer) or on is not None:
+    if not isinstance(learned, AttentionLayer) or not isinstance(truth, AttentionLayer) or on is not None:
         one, other = gauge.as_factored(learned), gauge.as_factored(truth)
         strange = gauge.unlike(one, other)
         if strange is not None:

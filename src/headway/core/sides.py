@@ -93,7 +93,10 @@ def _module(module: nn.Module, path: str | None) -> Side:
     try:
         layer = factors_from_torch(module, path)
     except checks.InputError as refused:
-        inner = module if path is None else module.get_submodule(path)
+        try:
+            inner = module if path is None else module.get_submodule(path)
+        except AttributeError:  # a path that names nothing: what was refused says which there are
+            raise refused from None
         refuse_dropout("module", inner)
         return _function(inner, str(refused))
     own = next(iter(module.parameters())).dtype
