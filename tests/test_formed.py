@@ -13,11 +13,13 @@ import headway as hw
 from headway.core.forms import heads_out, in_sight
 from headway.core.shards import write
 from headway.core.tangents import ALIKE
-from headway.learning import which
+from headway.learning import formed_learn, which
 from headway.learning.formed import Formed, FormedModel, FormRows, features, pushed
 from headway.learning.formed_groups import grouped
+from headway.learning.formed_learn import determined, patterns
+from headway.learning.formed_refine import FormCandidate
 from headway.learning.formed_source import FormSource
-from headway.learning.gauss_newton import gauss_newton
+from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
 from headway.learning.thin import Thin, ThinModel
 from headway.linalg.projected import Problem, Rows
 from headway.runs.store import Run
@@ -190,6 +192,55 @@ def test_what_is_not_used_is_refused(wrong: dict[str, object]) -> None:
     data = hw.draw(layer_of(hw.Form()), count=20, length=3)
     with pytest.raises(hw.InputError):
         hw.learn(data, **wrong)  # type: ignore[arg-type]
+
+
+def candidate(layer: hw.FactoredLayer, data: hw.Examples) -> tuple[FormSource, FormCandidate]:
+    """The layer as if it had been found."""
+    source = FormSource(data, layer.form)
+    assert source.frame is not None
+    t = layer.tensors()
+    t |= {"out": t["out"] / source.frame.scale, "offset": t["offset"] / source.frame.scale}
+    inside = source.entered(t)
+    return source, FormCandidate(inside, 0.0, source.misses(source.select, inside), "floor", len(source.fit), 1, 0)
+
+
+def test_a_head_that_hands_on_the_same_of_every_key_is_not_determined() -> None:
+    one = layer_of(FORMS["gated"])
+    value, gate = one.value.clone(), one.form.tensors()["gate"].clone()
+    value[1, :-1], gate[1] = 0.0, gate[0]  # the other head's bias could do all that it does
+    two = one.with_tensors({"value": value, "gate": gate})
+    for layer, known, kinds in ((one, True, 2), (two, False, 1)):
+        X = normal(200, K, D)
+        source, found = candidate(layer, hw.Examples(X, layer(X)))
+        assert found.error < 1e-12
+        assert (determined(source, found, 0), patterns(source, found)) == (known, kinds)
+
+
+def test_time_that_runs_out_after_a_better_attempt_is_said(turned, monkeypatch) -> None:
+    form, data = turned
+    ordinary, made = formed_learn.refinement, []
+
+    def refinement(*given):
+        found = ordinary(*given)
+        made.append(replace(found, error=0.5, reason="time") if made else replace(found, error=0.3))
+        return made[-1]
+
+    monkeypatch.setattr(formed_learn, "refinement", refinement)
+    fit = hw.learn(data, form=form, heads=1, rank=2, seed=1)
+    assert len(made) == 2 and fit.stats["out_of_time"]
+
+
+def test_directions_that_tokens_never_visit_are_said(monkeypatch) -> None:
+    layer = hw.FactoredLayer.random(1, 4, size=2, seed=1)
+    X = torch.nn.functional.layer_norm(normal(300, 5, 4), (4,))
+    data = hw.Examples(X, layer(X))
+    fit = hw.learn(data, form=hw.Form(), heads=1, rank=2)
+    assert fit.status.kind == "recovered" and fit.stats["unidentified_directions"] == 1
+    assert "1 of 4 token directions are never visited" in fit.status.sentence
+    monkeypatch.setattr(formed_learn, "determined", lambda *_: (_ for _ in ()).throw(OutOfTimeError))
+    fit = hw.learn(data, form=hw.Form(), heads=1, rank=2)
+    assert fit.status.kind == "fitted" and fit.stats["determined"] is None
+    assert "was not asked: time ran out" in fit.status.sentence
 
 
 # Runs

@@ -50,6 +50,7 @@ LOOKED = 32  # sequences on which they are compared
 PUSH = 1e-3  # part of the factors by which they are pushed to see whether they come back
 BACK = 1e-4  # part of the change that may be left then
 STEPS = 15  # of Gauss–Newton on the way back
+GRACE = 1.0  # seconds that this may take in any case
 
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -216,14 +217,14 @@ def search(
                 rough = down["error"], tensors, here.form
             if down["error"] > HOPELESS or not math.isfinite(down["error"]):
                 if down["reason"] == "time":
-                    break
+                    raise OutOfTimeError
                 continue
             found = refinement(here, tensors, start, told, wanted.size is None, clock)
             if best is None or found.error < best.error or (
                     found.error < FITTED and (found.heads, found.error) < (best.heads, best.error)):
                 best = found
             if found.reason == "time" or down["reason"] == "time":
-                break
+                raise OutOfTimeError  # also where an earlier attempt is the better one
             different = patterns(here, best)
             if best.error < FITTED and different < best.heads and again:
                 # Heads that share a pattern but not their gates are not joined; so few may be found at once.
@@ -297,13 +298,22 @@ def _draw(words: str) -> torch.Generator:
 
 
 def patterns(source: FormSource, best: FormCandidate) -> int:
-    """How many different patterns the heads have."""
+    """How many different patterns the heads have. A head for which any would do, since it hands on the same of
+    every key, has that of another."""
     shape = Formed.of({name: value for name, value in best.tensors.items() if name not in ("out", "offset")},
                       source.form)
-    P = chain_of(source.rows(source.select[:LOOKED], torch.float64), shape).P
+    chain = chain_of(source.rows(source.select[:LOOKED], torch.float64), shape)
+    P, V = chain.P, chain.V @ best.tensors["out"].double()
+    whole = (P @ V).square().sum((0, 2, 3)).sqrt()
+
+    def same(i: int, j: int) -> bool:
+        apart = P[:, i] - P[:, j]
+        return (float(apart.abs().sum(2).mean()) <= SAME
+                or float((apart @ V[:, i]).norm()) <= SAME * float(whole[i]))
+
     kinds: list[int] = []
-    for i in range(shape.heads):
-        if all(float((P[:, i] - P[:, j]).abs().sum(2).mean()) > SAME for j in kinds):
+    for i in sorted(range(shape.heads), key=lambda i: -float((V[:, i] - V[:, i].mean(1, keepdim=True)).norm())):
+        if not any(same(i, j) for j in kinds):
             kinds.append(i)
     return len(kinds)
 
@@ -326,7 +336,7 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
     source = source.of_form(template(source.form, m, data.width, q, p))
     error = source.misses(source.judge, best.tensors)
     floor = floor_of(data.dtype)
-    known = determined(source, best, wanted.seed) if error <= max(floor, FITTED) else None
+    known = _known(source, best, wanted.seed, clock) if error <= floor else None
     layer = layer_of(source, best).canonical()
     layer = grouped(layer, max(1e-9, 1e3 * error)) if error < FITTED else layer
     size = Size(data.width, data.out_width, data.length, "causal" if source.form.sight.causal else "none",
@@ -335,7 +345,7 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
         "heads": m, "groups": layer.groups, "rank": q, "out_rank": p, "form": layer.form.describe(),
         "held_out_error": error, "fitted_error": best.residual, "examples": len(data),
         "held_out": len(source.judge), "selected_by": len(source.select), "used": best.sequences,
-        "floor": size.floor(m), "determined": known,
+        "floor": size.floor(m), "determined": known, "unidentified_directions": sum(_unseen(source)),
         "products": sum(int(event.get("products", 0)) for event in clock.trace),
         "out_of_time": best.reason == "time"}
     if isinstance(data, Answers):
@@ -350,38 +360,72 @@ def verdict(
     layer: FactoredLayer,
 ) -> Status:
     count, on = heads_of(best.heads), f"on {len(source.judge)} sequences kept for the judgement"
-    count = f"{count} ({layer.form.describe()})"
+    count, tail = f"{count} ({layer.form.describe()})", _tail(source)
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(best.heads)}
-    if error <= max(floor, FITTED):
-        how = "the floor of the arithmetic" if error <= floor else "above the floor of the arithmetic"
-        if error <= floor and known:
-            return Status("recovered", f"Recovered to {how}: {count}, relative error {error:.1e} {on}. Pushed a "
-                          "little, the factors come back to the same function.", numbers)
-        if error <= floor:
-            return Status("fitted", f"Fitted to {how}: {count}, relative error {error:.1e} {on}. Pushed a little, "
-                          "the factors do not come back to the same function on other inputs: these inputs do not "
-                          "determine all of it.", numbers)
-        return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, {how} ({floor:.0e}).", numbers)
+    if error <= floor:
+        told = f"to the floor of the arithmetic: {count}, relative error {error:.1e} {on}."
+        if known:
+            return Status("recovered", f"Recovered {told} Pushed a little, the factors come back to the same heads."
+                          f"{tail}", numbers)
+        why = ("Whether these inputs determine the heads was not asked: time ran out." if known is None else
+               "Pushed a little, the factors do not come back to the same heads: these inputs do not determine all "
+               "of them.")
+        return Status("fitted", f"Fitted {told} {why}{tail}", numbers)
+    if error <= FITTED:
+        return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
+                      f"arithmetic ({floor:.0e}).{tail}", numbers)
     n, least = source.parts.distinct, size.floor(best.heads)
     if n < least or (error > 3 * best.residual and best.sequences >= n and n < SAFE * least):
         need = math.ceil(SAFE * least * len(source.examples) / max(len(source.fit), 1))
         return Status("too_few", f"Too few examples: {n} different sequences do not determine {count} (error "
-                      f"{error:.1e} {on}, fitted {best.residual:.1e}). At least {need} different ones are needed.",
-                      {**numbers, "needed": float(need)})
+                      f"{error:.1e} {on}, fitted {best.residual:.1e}). At least {need} different ones are needed."
+                      f"{tail}", {**numbers, "needed": float(need)})
     if best.reason == "time":
-        return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. Raise seconds.", numbers)
+        return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. Raise seconds.{tail}", numbers)
     if error < STALLED:
         return Status("limit", f"Stalled with {count}: error {error:.1e} {on}. The labels are noisy, or of another "
-                      "form, or the search did not find its way: which of these was not asked.", numbers)
+                      "form, or the search did not find its way: which of these was not asked."
+                      f"{tail}", numbers)
     return Status("not_realisable", f"Not met by {count}: {error:.2e} of the labels' spread is left {on}. It is "
-                  "noise, another form, or a search that did not find its way: which of these was not asked.",
+                  "noise, another form, or a search that did not find its way: which of these was not asked.{tail}",
                   {**numbers, "residual_floor": error})
 
 
-def determined(source: FormSource, best: FormCandidate, seed: int) -> bool:
-    """Whether the examples determine the function: factors pushed by a random part of themselves and refined come
-    back to the same answers on tokens of every direction. A change that these examples do not show is not undone,
-    and a random push has some of every change."""
+def _unseen(source: FormSource) -> tuple[int, int]:
+    """Directions of the tokens that the examples never visit, and of those of the keys where they are others."""
+    assert source.frame is not None
+    lost = [frame.out.shape[0] - frame.out.shape[1] for frame in (source.frame, source.key_frame)]
+    return lost[0], lost[1] if source.examples.key_width is not None else 0
+
+
+def _tail(source: FormSource) -> str:
+    data = source.examples
+    return "".join(f" {blind} of {width} {of}token directions are never visited and stay unidentified."
+                   for blind, width, of in zip(_unseen(source), (data.width, data.key_width),
+                                               ("", "the keys' "), strict=True) if blind)
+
+
+def _known(source: FormSource, best: FormCandidate, seed: int, clock: Clock) -> bool | None:
+    """Whether the heads are determined; None where time ran out first. A little time is always taken for it."""
+    end = max(clock.deadline, time.perf_counter() + GRACE)
+
+    def pulse() -> None:
+        if time.perf_counter() > end:
+            raise OutOfTimeError
+
+    try:
+        return determined(source, best, seed, pulse)
+    except OutOfTimeError:
+        return None
+
+
+def determined(
+    source: FormSource, best: FormCandidate, seed: int, pulse: Callable[[], None] | None = None
+) -> bool:
+    """Whether the examples determine the heads: factors pushed by a random part of themselves and refined come
+    back to the same answers, and every head to its pattern and its part of them, on tokens of every direction that
+    the examples have. A change that these examples do not show is not undone, and a random push has some of every
+    change."""
     draw = torch.Generator().manual_seed(zlib.crc32(f"{seed}:push".encode()))
     shape = Formed.of({name: value for name, value in best.tensors.items() if name not in ("out", "offset")},
                       source.form)
@@ -391,18 +435,23 @@ def determined(source: FormSource, best: FormCandidate, seed: int) -> bool:
     push = shape.gathered({name: sizes[name] * normal(part, draw) * (shape.heads if part.ndim < 2 else 1)
                            for name, part in shape.tensors.items()})
     begun = shape.moved(PUSH * push)
-    there = gauss_newton(model, begun, generator=draw, limit=STEPS, damping=1e-6, inner=torch.float64)
+    there = gauss_newton(model, begun, generator=draw, limit=STEPS, damping=1e-6, inner=torch.float64,
+                         pulse=pulse)
     first = next(iter(source.stream(source.fit[:64], shape.heads, torch.float64)))
     rows = replace(first, **{name: _every_direction(getattr(first, name), draw) for name in ("X", "Z")
                              if getattr(first, name) is not None})
 
-    def answer(at: Formed) -> Tensor:
-        point = model.evaluate(at)
-        return features(rows, chain_of(rows, at).H, True) @ torch.cat([point.out, point.offset.unsqueeze(0)])
+    def said(at: Formed) -> list[Tensor]:
+        """Answers, patterns head by head, and what each head adds apart from a constant: those are any head's."""
+        point, chain = model.evaluate(at), chain_of(rows, at)
+        H = features(rows, chain.H, True)
+        parts = chain.H @ point.out.view(at.heads, at.p, -1)
+        return [H @ torch.cat([point.out, point.offset.unsqueeze(0)]), *chain.P.unbind(1),
+                *(parts - parts.mean((0, 2), keepdim=True)).unbind(1)]
 
-    truth = answer(shape)
-    moved, left = (float((answer(at) - truth).norm()) for at in (begun, there.shape))
-    return left <= BACK * moved
+    truth, away, back = said(shape), said(begun), said(there.shape)
+    return all(float((b - t).norm()) <= BACK * float((a - t).norm())
+               for t, a, b in zip(truth, away, back, strict=True))
 
 
 def _every_direction(X: Tensor, draw: torch.Generator) -> Tensor:
