@@ -245,6 +245,12 @@ def test_the_figure_is_drawn(tmp_path, monkeypatch):
     assert "docs/figure.png" in (ROOT / "README.md").read_text()
 
 
+def test_every_public_name_is_in_the_reference():
+    named = set(re.findall(r"^\.\. auto(?:class|function|exception):: headway\.(\w+)$",
+                           (ROOT / "docs" / "api.md").read_text(), flags=re.M))
+    assert set(hw.__all__) - named == set()
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
