@@ -19,6 +19,7 @@ html_theme = "furo"
 html_title = "Headway"
 html_show_sphinx = False
 html_copy_source = False
+html_show_search_summary = False  # it would be fetched, which a browser refuses to a file on disk
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 html_math_renderer = "mathml"
