@@ -153,6 +153,9 @@ def test_bad_input_is_refused_in_words(refused):
 
 
 def test_masks_of_no_known_pattern_are_refused(refused):
+    X = torch.randn(3, 5, 4)
+    with refused("the module's attention_mask", "3 sequences of 5 tokens", "shape (4, 1, 5)", "not as (k, n, d)"):
+        hw.capture(Block(), "inner", [{"x": X, "attention_mask": torch.ones(4, 5, dtype=torch.bool)}])
     model = CASES["llama"].make()
     ids = torch.randint(3, 30, (1, 6))
     packed = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).tril().bool().view(1, 1, 6, 6)
@@ -245,6 +248,18 @@ def wrong():
 
 def broken():
     raise RuntimeError("no such file")
+
+def short():
+    def batches():
+        yield made()[1][0]
+        raise OSError("the disk is gone")
+    return made()[0], batches()
+
+def asks(question):
+    return made()
+
+def three():
+    return 1, 2, 3
 """
 
 
@@ -268,6 +283,8 @@ def test_the_command_writes_shards(tmp_path, monkeypatch, capsys):
                          ("mine.py", "a file and a function"), ("nowhere.py:made", "which is not there"),
                          ("no.such.module:made", "can be imported"), ("broken.py:made", "SyntaxError"),
                          ("mine.py:broken", "RuntimeError: no such file (mine.py"),
+                         ("mine.py:short", "OSError: the disk is gone (mine.py"), ("mine.py:three", "a tuple of 3"),
+                         ("mine.py:asks", "missing 1 required positional argument: 'question'. Try:"),
                          ("mine.py:wrong", "batches: expected what the model can be called with; got one")):
         code, out, words = run(source, "layers.1.attention", "OTHER")
         assert code == 2 and said in words

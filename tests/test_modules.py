@@ -203,6 +203,9 @@ MORE = {  # kinds that are read beside those of CASES
     "cohere 2 unturned": Case("Cohere2Model", "Cohere2Config", {
         **LLAMA, "layer_types": ["sliding_attention", "full_attention"]}, "layers.1.self_attn",
         words="plain scores; causal"),
+    "exaone 4 unturned": Case("Exaone4Model", "Exaone4Config", {
+        **LLAMA, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}, "layers.1.self_attn",
+        words="plain scores; normed queries and keys; causal"),
     "distilbert": Case("DistilBertModel", "DistilBertConfig", {
         "dim": 24, "n_heads": 4, "n_layers": 2, "hidden_dim": 16, "max_position_embeddings": 64, **TOKENS},
         "transformer.layer.1.attention"),

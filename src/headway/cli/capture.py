@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,9 +68,18 @@ def _made(source: str) -> tuple[Any, Any]:
         checks.refuse("FILE.py:FUNCTION", f"a function {name} in {place}", "none", "its name")
     made = _run(f"{name}, a function that returns a model and its batches", found)
     if not isinstance(made, tuple) or len(made) != 2:
-        checks.refuse("FILE.py:FUNCTION", "a function that returns a model and its batches", type(made).__name__,
+        got = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        checks.refuse("FILE.py:FUNCTION", "a function that returns a model and its batches", got,
                       "return model, batches")
-    return made[0], made[1]
+    model, batches = made
+    return model, _each(batches, name) if isinstance(batches, Iterator) else batches
+
+
+def _each(batches: Iterator[Any], name: str) -> Iterator[Any]:
+    """The batches, which the user's own code makes one after the other."""
+    end = object()
+    while (batch := _run(f"batches of {name} that can be had to the last", lambda: next(batches, end))) is not end:
+        yield batch
 
 
 def _run(what: str, theirs: Callable[[], Any]) -> Any:
@@ -82,5 +91,5 @@ def _run(what: str, theirs: Callable[[], Any]) -> Any:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        checks.refuse("FILE.py:FUNCTION", what, f"{said} ({Path(last.filename).name}, line {last.lineno})",
-                      "running it in Python by itself")
+        place = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
+        checks.refuse("FILE.py:FUNCTION", what, f"{said}{place}", "running it in Python by itself")

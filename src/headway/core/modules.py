@@ -236,6 +236,8 @@ def _sights(source: _Source, causal: bool | None, cross: bool) -> Iterator[Sight
         options = (True, False)  # whose mask its model hands over
     own = vars(source.site.entry)
     far = own["sliding_window"] if "sliding_window" in own else configs.window(source.config, source.number)
+    if configs.layer_type(source.config, source.number) == "full_attention":
+        far = None  # EXAONE's modules know a window that other layers have
     for option in options:
         yield Sight(option, far if isinstance(far, int) else None)
 
