@@ -460,3 +460,26 @@ def test_checkpoints_are_compared_from_the_shell(tmp_path):
     assert hw.compare((one, 1), f"{two}:1").cause == "scale"
     save_layer(tmp_path / "own.safetensors", hw.from_checkpoint(one, 1))
     assert hw.compare(tmp_path / "own.safetensors", (one, 1)).same
+
+
+def test_the_shell_answers_where_there_is_nothing_to_draw_or_to_write(tmp_path):
+    mine = layer("rotary")
+    wide = replace(mine, form=replace(mine.form, sight=hw.Sight(True, 4096)))
+    save_layer(tmp_path / "one.safetensors", mine)
+    save_layer(tmp_path / "two.safetensors", wide)
+    found = headway("compare", tmp_path / "one.safetensors", tmp_path / "two.safetensors", "--json", "--figure",
+                    tmp_path / "who.pdf", "--worst", tmp_path / "x.safetensors")
+    assert found.returncode == 1
+    assert json.loads(found.stdout)["cause"] == "window"
+    assert "No figure" in found.stderr
+    assert "Nothing written" in found.stderr
+    assert not list(tmp_path.glob("who*")) + list(tmp_path.glob("x*"))
+
+
+def test_the_shell_counts_heads_by_their_place_in_the_file(tmp_path):
+    mine = hw.AttentionLayer.random(heads=3, width=6)
+    save_layer(tmp_path / "one.safetensors", mine)
+    save_layer(tmp_path / "two.safetensors", replace(mine, Theta=mine.Theta[[1, 2, 0]], W=mine.W[[1, 2, 0]]))
+    found = headway("compare", tmp_path / "one.safetensors", tmp_path / "two.safetensors", "--json")
+    data = json.loads(found.stdout)
+    assert data["order"] == [row["partner"] for row in data["heads"]] == [1, 2, 0]

@@ -46,18 +46,23 @@ def compare(
     err.print(str(found), markup=False)
     if pairs is not None:
         _show(pairs)
-    if figure is not None:
+    if figure is not None and pairs is None:
+        err.print("No figure: layers of two forms have no heads to set side by side.", markup=False)
+    elif figure is not None:
         from headway.report import figures
 
         figures.save(figures.plot_match(a, b, on=examples), figure)
         err.print(f"Wrote {figure}.", markup=False)
-    if worst is not None and found.example is not None:
+    if worst is not None and found.example is None:
+        err.print(f"Nothing written to {worst}: no input was found on which they differ.", markup=False)
+    elif worst is not None and found.example is not None:
         parts = {"X": found.example, "Z": found.example_keys, "positions": found.example_positions}
         write_tensors(worst, {name: part for name, part in parts.items() if part is not None}, {})
         err.print(f"Wrote the input that shows it most to {worst}.", markup=False)
     if as_json:
+        order = found.match if pairs is None else pairs  # heads by their place in the file
         say({"same": found.same, "largest": found.largest, "where": found.where,
-             "order": None if found.match is None else found.match.order, "kind": found.kind, "cause": found.cause,
+             "order": order.order if order is not None else None, "kind": found.kind, "cause": found.cause,
              "why": found.why, "by": found.by, "difference": found.difference,
              "heads": None if pairs is None else [
                  {"head": i, "partner": j if j >= 0 else None, "scores": scores, "values": values}
