@@ -156,6 +156,8 @@ def test_masks_of_no_known_pattern_are_refused(refused):
     X = torch.randn(3, 5, 4)
     with refused("the module's attention_mask", "3 sequences of 5 tokens", "shape (4, 1, 5)", "not as (k, n, d)"):
         hw.capture(Block(), "inner", [{"x": X, "attention_mask": torch.ones(4, 5, dtype=torch.bool)}])
+    with refused("the module's attention_mask", "shape (3, 1, 1, 5, 5)"):
+        hw.capture(Block(), "inner", [{"x": X, "attention_mask": torch.ones(3, 1, 1, 5, 5, dtype=torch.bool)}])
     model = CASES["llama"].make()
     ids = torch.randint(3, 30, (1, 6))
     packed = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).tril().bool().view(1, 1, 6, 6)

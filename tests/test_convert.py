@@ -131,6 +131,11 @@ def test_what_cannot_be_represented_is_refused_by_name(tmp_path, refused):
     save_file(bert(attention(9)), tmp_path / "b.safetensors")
     with refused(str(tmp_path / "b.safetensors"), "attention number 7; got number 1 alone"):
         hw.from_checkpoint(tmp_path / "b.safetensors", 7, heads=3)
+    for wrong in (3, None, nn.Linear(2, 2)):
+        with refused("layer", f"an AttentionLayer or a FactoredLayer; got {type(wrong).__name__}"):
+            hw.to_torch(wrong)
+    with refused("dtype", "a dtype of torch; got 'float32'"):
+        hw.to_torch(hw.AttentionLayer.random(heads=1, width=4, seed=0), dtype="float32")
     with refused("heads", "a divisor of 12"):
         hw.from_checkpoint(tmp_path / "b.safetensors", 1, heads=5)
 

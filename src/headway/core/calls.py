@@ -148,7 +148,7 @@ def _mask(
     if see is not None and see.shape[-1] < keys:
         checks.refuse(f"the module's {name or 'mask'}", f"an entry for each of {keys} keys",
                       f"shape {tuple(see.shape)}", "a mask of shape (n, 1, k, l)")
-    if see is not None and (see.shape[0] not in (1, n) or see.shape[1] not in (1, k)):
+    if see is not None and (see.ndim != 3 or see.shape[0] not in (1, n) or see.shape[1] not in (1, k)):
         checks.refuse(f"the module's {name or 'mask'}", f"one for {n} sequences of {k} tokens, as X has",
                       f"shape {tuple(see.shape)}", "a module that takes X as (n, k, d), not as (k, n, d)")
     return see

@@ -183,6 +183,8 @@ def to_torch(
             tries += [f"tolerance={2 * beyond:.0e}, if that may be left out"] if beyond < SMALL else []
             checks.refuse("head_dim", f"at least {rank}, the rank of the {name}", f"{r}, with {beyond:.1e} of them "
                           "beyond it", " or ".join(tries) or "headway.replace, which takes heads of any rank")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        checks.refuse("dtype", "a dtype of torch", repr(dtype), "dtype=torch.float32")
     layer = layer if dtype is None else layer.to(dtype)
     m = d // r
     module = nn.MultiheadAttention(d, m, bias=True, batch_first=True, dtype=layer.Theta.dtype,
@@ -212,6 +214,9 @@ def _plain(
     fit: Any = layer if hasattr(layer, "stats") else None
     error = 0.0 if fit is None else float(fit.stats.get("held_out_error") or 0.0)
     held: Any = layer if fit is None else fit.layer
+    if not isinstance(held, AttentionLayer) and not hasattr(held, "dense"):
+        hint = "headway.from_torch(module)" if isinstance(held, nn.Module) else "a layer, or the fit that holds it"
+        checks.refuse("layer", "an AttentionLayer or a FactoredLayer", type(held).__name__, hint)
     dense: AttentionLayer = held if isinstance(held, AttentionLayer) else held.dense()
     if tolerance is not None:
         return dense, checks.number("tolerance", tolerance)
