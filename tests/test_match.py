@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -187,3 +188,19 @@ def test_a_missing_head_and_another_shape():
     assert "3 heads against 2" in str(found)
     with pytest.raises(hw.InputError, match="width"):
         hw.compare(layer, hw.AttentionLayer.random(heads=3, width=6, seed=4))
+
+
+def test_the_figure_of_who_matches_whom_has_room_for_every_head():
+    plot = pytest.importorskip("headway.report.figures", reason="figures need matplotlib")
+    import matplotlib.pyplot as plt
+
+    order = torch.arange(19, -1, -1)
+    layer = AttentionLayer.random(heads=24, width=4, seed=0)
+    axis = plot.plot_match(AttentionLayer(layer.Theta[order], layer.W[order]), layer)
+    axis.figure.canvas.draw()
+    assert {text.get_position() for text in axis.texts} == {(j, 19 - j) for j in range(20)}
+    for labels, count in ((axis.get_xticklabels(), 20), (axis.get_yticklabels(), 24)):
+        boxes = [label.get_window_extent() for label in labels]
+        assert len(boxes) == count
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+    plt.close(axis.figure)

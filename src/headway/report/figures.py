@@ -13,6 +13,8 @@ from headway.report.heads import portraits
 from headway.runs import traces
 from headway.runs.traces import COLOURS, LOG2, PANELS, SAMPLED
 
+LEGIBLE = 12  # heads of which numbers fit into cells of a figure of usual size
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -87,13 +89,17 @@ def plot_match(
     strange = gauge.unlike(gauge.as_factored(one), gauge.as_factored(other))
     if strange is not None:
         checks.refuse("one", "two layers of one form", strange, "headway.compare, which says what differs")
-    axis = _axis(ax)
     heads = gauge.heads_of(one, on), gauge.heads_of(other, on)
     found, pairs = gauge.distances(*heads), match_heads(*heads)
     far = ((found.scores**2 + found.values**2) / 2) ** 0.5
+    axis, most = _axis(ax), max(far.shape)
+    if ax is None and most > LEGIBLE:
+        figure = axis.get_figure(root=True)
+        assert figure is not None
+        figure.set_size_inches(figure.get_size_inches() * most / LEGIBLE)
     image = axis.imshow(far, cmap="Blues_r", vmin=0.0, vmax=2**0.5, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, shrink=0.8, label="distance of heads")
-    size = max(2.0, 6.5 - 0.2 * max(far.shape))
+    size = 6.5 - 0.2 * min(most, LEGIBLE)
     for i, j in enumerate(pairs.order):
         if j < 0:
             continue
@@ -105,7 +111,7 @@ def plot_match(
                   va="center", fontsize=size, color=colour)
     for put, label, count, text in ((axis.set_xticks, axis.set_xlabel, far.shape[1], "head of the first"),
                                     (axis.set_yticks, axis.set_ylabel, far.shape[0], "head of the second")):
-        put(range(count), [str(i + 1) for i in range(count)], fontsize=min(7.0, 120.0 / count))
+        put(range(count), [str(i + 1) for i in range(count)], fontsize=7)
         label(text)
     return axis
 
