@@ -265,20 +265,21 @@ def test_a_page_of_any_form_shows_what_is_free_of_gauge(pages, runs):
     page = " ".join(text(pages["turned"].read_text()).split())
     for words in ("Scores: rotary scores, base 100, halves; causal.", "in 2 groups", "Scores QK, learned",
                   "Outputs OV, true", "keys of group", "QK error", "How scores turn with the offset",
-                  "Pattern, sequence 3", "the first 64 tokens are shown",
+                  "Where the heads look", "the first 64 tokens are shown", "largest error", "Pattern, true",
                   "--form rotary:base=100,layout=half+causal"):
         assert words in page, words
     story = gather(runs / "turned")
     layer = story.fit.layer
     A, B = layer.query, layer.key.repeat_interleave(2, 0)
     torch.testing.assert_close(story.shown.matrices["QK"], A @ B.mT)  # at one place nothing is turned
-    data = hw.Examples.open(runs / "turned-data").take([1])
-    torch.testing.assert_close(story.samples[1].patterns, layer.patterns(data.X)[0, :, :64, :64])
+    for sample in story.looks.samples:
+        data = hw.Examples.open(runs / "turned-data").take([sample.number - 1])
+        torch.testing.assert_close(sample.patterns, layer.patterns(data.X)[0, :, :64, :64])
     added = " ".join(text(pages["added"].read_text()).split())
     for words in ("another sequence", "every gate open", "A sink takes part", "counted with the sink",
                   "Added for the offset"):
         assert words in added, words
-    assert "Pattern, sequence 1" not in text(pages["demo"].read_text()), "its examples are not kept"
+    assert "Where the heads look" not in text(pages["demo"].read_text()), "its examples are not kept"
 
 
 def test_patterns_are_shown_of_the_sequences_learned_from_and_no_others(runs, tmp_path):
@@ -292,7 +293,7 @@ def test_patterns_are_shown_of_the_sequences_learned_from_and_no_others(runs, tm
         manifest["sha256"]["config.json"] = hashlib.sha256(
             (tmp_path / "run" / "config.json").read_bytes()).hexdigest()
         (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
-        assert len(gather(tmp_path / "run").samples) == count
+        assert len(gather(tmp_path / "run").looks.samples) == count
 
 
 def test_factors_that_compute_one_function_have_one_portrait():

@@ -38,13 +38,27 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder, of learn, demo or train.")],
     out: Annotated[Path | None, typer.Option(help="The page; default: RUN/report.html.")] = None,
     truth: Annotated[Path | None, typer.Option(help="A stored layer to set beside the learned one.")] = None,
+    tokens: Annotated[Path | None, typer.Option(
+        help='Strings of the tokens: {"tokens": [["the", "cat"], …]}; default: RUN/tokens.json.')] = None,
+    sequences: Annotated[str | None, typer.Option(
+        metavar="N,N,…", help="Sequences to show, from 1; default: those that tell most.")] = None,
+    unembedding: Annotated[Path | None, typer.Option(
+        help="A matrix (vocabulary, e), .safetensors: what heads raise where they look.")] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="Its words, a JSON list.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write one page that explains a run: its heads, how sure they are, how they were found. Opens offline."""
+    from headway.core import checks
     from headway.report import write_report
 
+    numbers = None
+    if sequences is not None:
+        if not all(one.strip().isdigit() for one in sequences.split(",")):
+            checks.refuse("--sequences", "numbers with commas between", repr(sequences), "--sequences 1,5")
+        numbers = [int(one) for one in sequences.split(",")]
     with err.status("drawing"):
-        path = write_report(folder, out, truth)
+        path = write_report(folder, out, truth, tokens=tokens, sequences=numbers, unembedding=unembedding,
+                            vocabulary=vocabulary)
     err.print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB).", soft_wrap=True, markup=False)
     if as_json:
         say({"report": str(path), "bytes": path.stat().st_size})

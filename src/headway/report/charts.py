@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headway.core.layer import AttentionLayer
+from headway.report.samples import Looks, Written, true_patterns
 from headway.report.story import Story
 from headway.runs import traces
 from headway.runs.traces import COLOURS, LOG2, PANELS, SAMPLED
@@ -364,14 +365,26 @@ def maps(story: Story) -> list[dict[str, Any]]:
     for head in story.heads:
         j, i = head.number - 1, None if head.partner is None else head.partner - 1
         spectra = {name: [_short(s) for s in values] for name, values in head.spectra.items()}
-        entry: dict[str, Any] = {"spectra": spectra, "ranks": dict(head.ranks)}
+        entry: dict[str, Any] = {"name": f"Head {head.number}", "spectra": spectra, "ranks": dict(head.ranks)}
         for name, learned in story.shown.matrices.items():
             true = None if story.truth is None or i is None else story.truth.matrices[name][i]
             entry[name] = _packed(learned[j], true, kind)
-        for sample in story.samples:
-            entry[f"P{sample.number}"] = {**_packed(sample.patterns[j], None, np.dtype("<i2")), "positive": True}
+        for sample in story.looks.samples:
+            true = true_patterns(sample, j, story.match)
+            entry[f"P{sample.number}"] = {**_packed(sample.patterns[j], true, np.dtype("<i2")), "positive": True}
         heads.append(entry)
     return heads
+
+
+def tokens(looks: Looks) -> dict[str, Any]:
+    """What a page shows patterns on: strings of the samples, what heads do, what they write."""
+    def raised(row: Written) -> dict[str, Any]:
+        return {"token": row.token, "words": [(word, _short(value)) for word, value in row.words]}
+
+    samples = [{"number": one.number, "queries": one.queries, "keys": one.keys,
+                "writes": [[raised(row) for row in rows] for rows in one.writes]} for one in looks.samples]
+    return {"order": looks.order, "named": looks.named, "does": [str(one) for one in looks.does],
+            "samples": samples}
 
 
 def _packed(learned: Tensor, true: Tensor | None, kind: np.dtype[Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from headway.core import checks
 from headway.core.files import write_bytes
 from headway.core.plain import finite
 from headway.report.charts import charts, maps
+from headway.report.charts import tokens as strings
+from headway.report.given import read
 from headway.report.heads import WORDS
+from headway.report.samples import MOST, looked
 from headway.report.story import PAPERS, Story, gather, plain
 
 NAME = "report.html"
@@ -25,18 +29,26 @@ MARKS = {"yes": "✓", "no": "✗", "undecided": "?"}
 
 def write_report(
     run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None,
-    truth: str | os.PathLike[str] | None = None,
+    truth: str | os.PathLike[str] | None = None, *, tokens: Any = None, sequences: Sequence[int] | None = None,
+    unembedding: str | os.PathLike[str] | None = None, vocabulary: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Write the page of a finished run folder, by default to RUN/report.html; its path.
 
-    ``truth``: a stored layer to set beside the learned one; by default the one in the run folder, if any.
+    truth: a stored layer to set beside the learned one; by default the one in the run folder, if any. Where the
+    run's examples still lie there, patterns are shown on the sequences with these numbers, from 1; by default on
+    those with the largest and the smallest error, and the one with the most peaked patterns. tokens: the strings of
+    their tokens, one list for each sequence of the examples, or a file {"tokens": [["the", …], …]}; by default
+    tokens.json of the run folder. unembedding: a file with one matrix (vocabulary, e), and vocabulary, a JSON list
+    of its words: what each head raises where it looks.
     """
     folder = Path(run)
     target = folder / NAME if out is None else Path(out)
     if target.is_dir():
         checks.refuse("out", "a file name", f"{target}, a folder", f"{target / NAME}")
     try:
-        page = render(gather(folder, None if truth is None else Path(truth)))
+        beside = read(folder, tokens, sequences, *(None if path is None else Path(path)
+                                                   for path in (unembedding, vocabulary)))
+        page = render(gather(folder, None if truth is None else Path(truth), beside))
     except checks.InputError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -53,16 +65,21 @@ def write_report(
 def render(story: Story) -> str:
     """The story as one page of HTML."""
     try:
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ImportError:
         checks.refuse("report", "plotly and jinja2", "none installed", "pip install plotly jinja2")
     figures = charts(story)
-    data = {"charts": {one.name: one.spec() for one in figures}, "heads": maps(story)}
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page: str = template.from_string(_part("page.html")).render(
+    sides = dict(zip(("learned", "true"), story.sides, strict=True))
+    data = {"charts": {one.name: one.spec() for one in figures}, "heads": maps(story),
+            "looks": strings(story.looks),
+            "sides": {**sides, "none": f"This head stands for no {story.sides[1]} one."}}
+    room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                       loader=FunctionLoader(_part))
+    page: str = room.get_template("page.html").render(
         story=story, charts=figures, marks=MARKS, papers=PAPERS, words=WORDS, config=plain(story.config),
-        shown=_shown, style=_part("page.css"), script=_part("page.js"), plotly=get_plotlyjs(), data=_embedded(data))
+        sides=sides, looked=looked(story.looks), most=MOST, shown=_shown, style=_part("page.css"),
+        script=_part("page.js"), plotly=get_plotlyjs(), data=_embedded(data))
     return page
 
 

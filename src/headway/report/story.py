@@ -13,26 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from headway.core import checks, gauge
 from headway.core.convert import rank_shown
-from headway.core.examples import Examples
 from headway.core.factored import FactoredLayer
 from headway.core.files import read_json
 from headway.core.layer import load_layer
 from headway.core.match import Match, match
 from headway.core.results import Certificate, Fit
 from headway.core.words import form_from, words_of
+from headway.report import samples
+from headway.report.given import Given
 from headway.report.heads import Layer, Portraits, portraits, told
 from headway.runs import traces
 from headway.runs.store import Run
 
 TRAINED = "headway-train-1"
-SAMPLES = 3  # sequences on which patterns are shown
-MOST = 64  # tokens of one
 OUTCOMES = {
     "recovered": "recovered", "fitted": "fitted", "noise": "as well as the noise allows",
     "not_realisable": "not realisable", "too_few": "too few examples",
@@ -55,15 +52,6 @@ class Head:
     partner: int | None = None  # the true head's number
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """What every head looks at in one of the sequences learned from: patterns (m, queries, keys)."""
-
-    number: int  # of the sequence
-    patterns: Tensor
-    cut: bool  # whether the sequence is longer than what is shown
-
-
 @dataclass(frozen=True)
 class Story:
     """One run. ``missing`` says what it does not have, and how to come by it."""
@@ -82,18 +70,22 @@ class Story:
     form: tuple[str, ...] = ()  # sentences about scores that are not plain
     shown: Portraits | None = None
     truth: Portraits | None = None
-    samples: tuple[Sample, ...] = ()
+    looks: samples.Looks = field(default_factory=samples.Looks)
     match: Match | None = None
     certificate: Certificate | None = None
     training: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    sides: tuple[str, str] = ("learned", "true")  # what stands beside what
 
 
-def gather(folder: Path, truth: Path | None = None) -> Story:
-    """The story of a run folder. ``truth``: a stored layer to set beside the learned one."""
-    run = Run.open(folder)
+def gather(folder: Path, truth: Path | None = None, given: Given | None = None) -> Story:
+    """The story of a run folder. ``truth``: a stored layer to set beside the learned one. ``given``: strings of
+    tokens and an unembedding."""
+    run, given = Run.open(folder), given or Given()
     if (folder / "results.json").exists() and not run.finished:
-        if truth is not None:
-            checks.refuse("truth", "none for a training run, which has no hidden layer", str(truth), "leave it out")
+        for name, value in (("truth", truth), *given.named.items()):
+            if value is not None:
+                checks.refuse(name, "none for a training run, which has no hidden layer", str(value),
+                              "leave it out")
         return _trained(run)
     fit = run.fit()
     known = load_layer(truth) if truth is not None else run.truth()
@@ -101,10 +93,10 @@ def gather(folder: Path, truth: Path | None = None) -> Story:
     if strange is not None:
         checks.refuse(f"truth {truth or run.path / 'truth.safetensors'}", "a layer shaped as the learned one, of "
                       "its form", strange, "the layer these examples came from")
-    return _learned(run, fit, known, run.certificate())
+    return _learned(run, fit, known, run.certificate(), given)
 
 
-def _learned(run: Run, fit: Fit, truth: Layer | None, certificate: Certificate | None) -> Story:
+def _learned(run: Run, fit: Fit, truth: Layer | None, certificate: Certificate | None, given: Given) -> Story:
     layer, stats = fit.layer, fit.stats
     found = match(layer, truth) if truth is not None else None
     missing: dict[str, str] = {}
@@ -131,7 +123,8 @@ def _learned(run: Run, fit: Fit, truth: Layer | None, certificate: Certificate |
     factors = isinstance(layer, FactoredLayer) or isinstance(truth, FactoredLayer)
     shown = portraits(layer, factors)
     true = None if truth is None else portraits(truth, factors)
-    columns, heads = _heads(layer, shown, true, found)
+    looks = samples.of_run(run, layer, truth, given)
+    columns, heads = table(layer, shown, true, found, looks)
     rank = max(head.ranks[shown.names[0]] for head in heads)
     facts = [("heads", str(layer.heads)), ("width", _width(layer)),
              (f"rank of {shown.names[0]}", "full" if rank == layer.width else str(rank)),
@@ -141,42 +134,12 @@ def _learned(run: Run, fit: Fit, truth: Layer | None, certificate: Certificate |
     return Story(
         f"{count}, {OUTCOMES.get(fit.status.kind, fit.status.kind)}", fit.status.ok, tuple(sentences), tuple(facts),
         command(run.config, run.path), run.config, dict(run.manifest()["versions"]), missing, fit, columns, heads,
-        tuple(told(layer)) if isinstance(layer, FactoredLayer) else (), shown, true, _samples(run, layer), found,
-        certificate)
+        tuple(told(layer)) if isinstance(layer, FactoredLayer) else (), shown, true, looks, found, certificate)
 
 
 def _width(layer: Layer) -> str:
     keys = f" and {layer.key_width}" if isinstance(layer, FactoredLayer) and layer.cross else ""
     return f"{layer.width}{keys}" if layer.width == layer.out_width else f"{layer.width}{keys} → {layer.out_width}"
-
-
-def _samples(run: Run, layer: Layer) -> tuple[Sample, ...]:
-    """Patterns on the first sequences of the run's examples, where these still lie there."""
-    place, seen = run.config.get("examples"), run.seen()
-    if not isinstance(seen, np.ndarray) or place is None or not Path(place).is_dir():
-        return ()
-    try:
-        data = Examples.open(place)
-        part = data.take(range(min(SAMPLES, len(data))))
-    except checks.InputError:
-        return ()
-    if not np.isin(part.hashes(), seen).all():  # others lie there now
-        return ()
-    given = {**part.arguments(), "X": part.X.to(torch.float64)}
-    given |= {"Z": part.keys.to(torch.float64)} if part.keys is not None else {}
-    P = layer.to(torch.float64).patterns(**given)
-    found = []
-    for i in range(len(part)):
-        rows = _real(part.padding, i, P.shape[2])
-        columns = rows if part.keys is None else _real(part.key_padding, i, P.shape[3])
-        found.append(Sample(i + 1, P[i][:, rows[:MOST]][:, :, columns[:MOST]],
-                            max(len(rows), len(columns)) > MOST))
-    return tuple(found)
-
-
-def _real(padding: Tensor | None, i: int, count: int) -> Tensor:
-    """Which tokens of a sequence are no filling."""
-    return torch.arange(count) if padding is None else (~padding[i]).nonzero().flatten()
 
 
 def _certified(certificate: Certificate) -> str:
@@ -186,8 +149,8 @@ def _certified(certificate: Certificate) -> str:
             f"{certificate.confidence:.0%} confidence: {told}.")
 
 
-def _heads(
-    layer: Layer, shown: Portraits, truth: Portraits | None, found: Match | None
+def table(
+    layer: Layer, shown: Portraits, truth: Portraits | None, found: Match | None, looks: samples.Looks
 ) -> tuple[tuple[str, ...], tuple[Head, ...]]:
     """The columns of the table of heads, and the heads."""
     heads, (first, last) = [], shown.names
@@ -203,12 +166,13 @@ def _heads(
         for name in shown.names:
             cells += [f"{float(parts[name].norm()):.3g}", str(ranks[name])]
         cells += [f"{float(values[j]):.3g}" for values in shown.numbers.values()]
+        cells += [f"{looks.does[j].kind}, {100 * looks.does[j].share:.0f} %"] if looks.does else []
         if found is not None:
             cells += ["none", "–", "–"] if partner is None else [
                 str(partner + 1), f"{found.theta_error[partner]:.1e}", f"{found.w_error[partner]:.1e}"]
         heads.append(Head(j + 1, tuple(cells), spectra, ranks, None if partner is None else partner + 1))
     columns = [*(["keys of group"] if grouped else []), f"‖{first}‖", f"rank of {first}", f"‖{last}‖",
-               f"rank of {last}", *shown.numbers]
+               f"rank of {last}", *shown.numbers, *(["what it does"] if looks.does else [])]
     columns += ["true head", f"{first} error", f"{last} error"] if found is not None else []
     return tuple(columns), tuple(heads)
 
