@@ -199,6 +199,7 @@ def test_the_figure_of_who_matches_whom_has_room_for_every_head():
     axis = plot.plot_match(AttentionLayer(layer.Theta[order], layer.W[order]), layer)
     axis.figure.canvas.draw()
     assert {text.get_position() for text in axis.texts} == {(j, 19 - j) for j in range(20)}
+    assert min(text.get_fontsize() for text in axis.texts) > 4
     for labels, count in ((axis.get_xticklabels(), 20), (axis.get_yticklabels(), 24)):
         boxes = [label.get_window_extent() for label in labels]
         assert len(boxes) == count
