@@ -58,6 +58,14 @@ def test_a_replaced_module_leaves_the_model_as_it_was(name):
     assert torch.equal(after, before)
 
 
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+def test_a_module_can_be_read_as_its_model_masks_it(kind):
+    case = CASES["llama"]
+    module = case.make(attn_implementation=kind).get_submodule(case.path)
+    assert hw.from_torch(module).form.sight.causal
+    assert not hw.from_torch(module, causal=False).form.sight.causal
+
+
 ALONE = ("gpt2", "vit", "llama", "mistral", "qwen 3", "gemma 2", "gemma 3", "gpt-oss", "gpt-neox", "cohere",
          "whisper cross", "t5 decoder", "t5 cross")
 
@@ -304,6 +312,23 @@ def test_an_encoder_of_torch_takes_a_layer_with_its_padding(batch_first):
     expected = model.layers[1].self_attn(tokens, tokens, tokens)
     torch.testing.assert_close((Y, P), expected, rtol=0, atol=1e-5)
     assert torch.equal(data.padding, filling)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_of_torch_that_leaves_filling_out_is_told_not_to():
+    torch.manual_seed(2)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16, batch_first=True), 2).eval()
+    X, filling = torch.randn(3, 5, 12), torch.arange(5) >= torch.tensor([[5], [3], [4]])
+    with torch.no_grad():
+        before = model(X, src_key_padding_mask=filling)
+        data = hw.capture(model, "layers.1", [{"src": X, "src_key_padding_mask": filling}])
+        layer = hw.from_torch(model, "layers.1")
+        torch.testing.assert_close(*answers(layer, data), rtol=0, atol=1e-5)
+        with hw.replace(model, "layers.1", layer):
+            during = model(X, src_key_padding_mask=filling)
+    torch.testing.assert_close(during[~filling], before[~filling], rtol=0, atol=1e-5)
+    assert torch.equal(data.padding, filling)
+    assert model.use_nested_tensor, "as it was"
 
 
 def test_what_cannot_be_put_there_is_refused(refused):

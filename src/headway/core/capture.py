@@ -16,7 +16,7 @@ from headway.core.examples import Examples, join
 from headway.core.layer import MASKS, AttentionLayer
 from headway.core.modules import from_torch
 from headway.core.shards import Shards, write
-from headway.core.sites import Site, find, refuse_dropout
+from headway.core.sites import Site, find, packing, refuse_dropout
 
 SHARD = 256 << 20  # bytes of activations in one file, about
 
@@ -148,7 +148,10 @@ def _pieces(model: nn.Module, site: Site, batches: Iterable[Any], reader: _Reade
 
         hooks = (site.entry.register_forward_pre_hook(enters, with_kwargs=True),
                  site.exit.register_forward_hook(leaves))
+        around = packing(site)
         try:
+            for part in around:
+                part.use_nested_tensor = False
             with torch.no_grad():
                 batch = _on(batch, device)
                 if isinstance(batch, Mapping):
@@ -171,6 +174,8 @@ def _pieces(model: nn.Module, site: Site, batches: Iterable[Any], reader: _Reade
         finally:
             for hook in hooks:
                 hook.remove()
+            for part in around:
+                part.use_nested_tensor = True
         if "Y" in held:
             yield reader.piece(held["call"], held["Y"], batch)
 

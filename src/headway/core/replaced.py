@@ -15,7 +15,7 @@ from headway.core import attention, calls, checks, weights
 from headway.core.factored import FactoredLayer
 from headway.core.forms import Form, Sight, heads_out, patterns_of
 from headway.core.layer import AttentionLayer
-from headway.core.sites import Site, find
+from headway.core.sites import Site, find, packing
 
 
 class Replacement:
@@ -27,6 +27,9 @@ class Replacement:
         self._put(site.path, module)
         if site.split:
             self._put(site.exit_path, nn.Identity())
+        self._around = packing(site)
+        for part in self._around:
+            part.use_nested_tensor = False
         self._in = True
 
     def undo(self) -> None:
@@ -37,6 +40,8 @@ class Replacement:
         self._put(self.site.path, self.site.entry.to(device))
         if self.site.split:
             self._put(self.site.exit_path, self.site.exit.to(device))
+        for part in self._around:
+            part.use_nested_tensor = True
         self._in = False
 
     def _put(self, path: str, module: nn.Module) -> None:

@@ -34,6 +34,13 @@ class Site:
         return self.exit is not self.entry
 
 
+def packing(site: Site) -> list[nn.TransformerEncoder]:
+    """Encoders of torch around an attention that hand it nested tensors, without the filling: they need not, and
+    ``use_nested_tensor`` says so."""
+    return [part for part in site.above if isinstance(part, nn.TransformerEncoder)
+            and getattr(part, "use_nested_tensor", False)]
+
+
 def find(model: nn.Module, path: str | None = None) -> Site:
     """The attention that a path names: the module itself, or the only one inside it.
 
