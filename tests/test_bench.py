@@ -57,6 +57,7 @@ SMALL = {  # constants of the script, for a run of seconds
     "selecting": {"STEPS": 300, "SEEDS": (0,)},
     "baselines": {"SECONDS": 0.02, "LAYERS": (({"heads": 1, "width": 6}, 200, 4),)},
     "trained": {"STEPS": 3},
+    "recall": {"STEPS": 3, "UNSEEN": 100},
     "adam_tuning": {"SEEDS": (900,), "SIZE": TINY, "COUNT": 600, "RANK": 4, "RATES": (1e-2,), "ROWS": (512,),
                     "STEPS": (600,), "DOUBLE": ((100, 1e-3),)},
     "gpu_check": {"CASES": [(2, 8, 4, 8, 600)]},
@@ -90,7 +91,8 @@ def bench(monkeypatch, tmp_path):
             assert hasattr(script, constant), f"bench/{name}.py has no {constant}"
             monkeypatch.setattr(script, constant, value)
         results.mkdir(exist_ok=True)
-        for what, other in {"RESULTS": results, "trained_folder": lambda: tmp_path / "trained"}.items():
+        for what, other in {"RESULTS": results, "trained_folder": lambda: tmp_path / "trained",
+                            "stored": lambda: tmp_path / "recall.safetensors"}.items():
             if hasattr(script, what):
                 monkeypatch.setattr(script, what, other)
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
@@ -169,6 +171,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
         row["mean error"] > 0 for row in r)},
     "trained": {"trained": lambda s, r: {row["task"] for row in r} == {"histogram", "recall"} and all(
         0 <= row["answers right"] <= 1 for row in r)},
+    "recall": {"recall": lambda s, r: s["written"] is False and positive(s["loss"]) and [
+        (row["layer"], row["head"]) for row in r] == [(i, j) for i in (1, 2) for j in (1, 2, 3, 4)]},
     "report": {"report": lambda s, r: positive(s["page, MB"], s["seconds to open it, median"])},
     "zoo": {"zoo_fresh": lambda s, r: every(r, instance="generic", seed=100, success=True)
             and s["starts, successes"] == s["starts, runs"] == 1},

@@ -95,8 +95,8 @@ _HOME = {
     **dict.fromkeys(("OffsetTable", "Rotary", "Slope"), "core.positions"),
     **dict.fromkeys(("Adam", "Auto", "Descent", "Factors", "Lbfgs", "Moments", "Sculpt", "Starts"),
                     "learning.settings")}
-_ROOMS = ("certificates", "core", "hardness", "learning", "linalg", "racing", "report", "runs", "sculpting",
-          "training")
+_ROOMS = ("certificates", "core", "hardness", "learning", "linalg", "racing", "recall", "report", "runs",
+          "sculpting", "training")
 
 
 def __getattr__(name: str) -> Any:
