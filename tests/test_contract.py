@@ -43,6 +43,7 @@ ORDER = [*(f"core.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
              "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
          "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
+         "recall", "recall.data", "recall.model",
          "runs.traces", "report.heads", "report.figures", "report.given", "report.samples", "report.story",
          "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.capture", "cli.learn", "cli.certify",
