@@ -96,7 +96,7 @@ def _arguments(
     given: dict[str, Any] = {}
     kind = getattr(getattr(entry, "config", None), "_attn_implementation", None)
     if hidden is None and kind not in (None, "eager"):
-        # Transformers may take a module for causal where it is given no mask; the model of one that is not gives one.
+        # Without a mask transformers may take a module for causal; the model of one that is not hands one over.
         hidden = X.new_zeros(1, X.shape[1], (X if Z is None else Z).shape[1])
     for name, parameter in list(inspect.signature(entry.forward).parameters.items())[1:]:
         if name in calls.KEYS and (Z is not None or parameter.default is parameter.empty):
