@@ -252,8 +252,9 @@ def test_positions_that_a_layer_gives_its_tokens_count():
     assert hw.match(other, mine).worst == 0.0  # heads are the same all the same
 
 
-def test_a_single_entry_that_is_off_is_no_rounding():
-    mine = layer("rotary")
+@pytest.mark.parametrize("form", ["rotary", "gated", "normed", "sink"])
+def test_a_single_entry_that_is_off_is_no_rounding(form):
+    mine = layer(form)
     for name in ("query", "key", "value", "out", "offset"):
         value = mine.tensors()[name].clone()
         value.view(-1)[value.numel() // 2] += 1e-7
@@ -271,6 +272,14 @@ def test_a_function_that_is_off_by_as_much_as_a_rounding_is_not_said_to_be_round
     for dtype in (torch.bfloat16, torch.float16):
         rough = mine.to(dtype)
         assert hw.compare(mine, lambda X, rough=rough: rough(X.to(rough.query.dtype)).double()).cause == "rounding"
+
+
+def test_a_mistake_is_named_in_a_function_that_is_in_float32_inside():
+    mine = layer("rotary")
+    rough = mine.to(torch.float32)
+    for other, cause in ((replace(rough, offset=None), "bias"), (replace(rough, query=rough.query * 2), "scale")):
+        found = hw.compare(mine, lambda X, other=other: other(X.float()).double())
+        assert found.cause == cause
 
 
 def test_half_precision_does_not_hide_everything():

@@ -26,7 +26,7 @@ HELPS = 0.7  # of the difference: a correction that leaves less is tried togethe
 PAIRS = 3  # corrections that are
 ALIKE = 4.0  # a factor: differences of one size, where both are rounding
 NUDGE, ERRATIC = 0.25, 0.3  # tokens moved by this part of a rounding change roundings by more than this part
-SPREAD_OUT = 0.01  # of the largest change of a row or column: what is less has not been rounded
+SPREAD_OUT = 0.1  # of the largest relative change of a row or column: what is less has not been rounded
 KINDS = ("same", "same up to head order", "differs")
 
 
@@ -301,18 +301,21 @@ def _rounded(a: Side, b: Side, found: Comparison, on: Examples | None) -> bool:
     if found.largest > 4 * torch.finfo(torch.float32).eps:
         return False
     one, other = (gauge.heads_of(layer, on) for layer in (a.layer, b.layer))
-    if one.count != other.count or one.gate is not None:
+    if one.count != other.count:
         return True
     one = one.take(list(match_heads(one, other).order))
-    parts = [(one.qk(i).get(name), M) for i in range(other.count) for name, M in other.qk(i).items()]
-    parts += [(one.ov(i), other.ov(i)) for i in range(other.count)] + [(one.offset[None], other.offset[None])]
+    parts = [(one.qk(i).get(name), M) for i in range(other.count) for name, M in other.qk(i).items()
+             if name not in gauge.NORMS]
+    values = [(V @ out.mT) for V, out in (one.values, other.values)]  # summed over channels that have gates
+    parts += [(values[0][i], values[1][i]) for i in range(other.count)] + [(one.offset[None], other.offset[None])]
     for x, y in parts:
         off = torch.zeros_like(y) if x is None else (x - y).abs()
         if float(off.norm()) <= TOLERANCE * float(y.abs().norm()):
             continue
         for along in (0, 1):
-            lines, there = off.norm(dim=along), y.abs().norm(dim=along) > 0
-            if float((lines > SPREAD_OUT * lines.max())[there].double().mean()) < 0.5:
+            size = y.abs().norm(dim=along)
+            lines = (off.norm(dim=along) / size)[size > 0]
+            if len(lines) and float((lines > SPREAD_OUT * lines.max()).double().mean()) < 0.5:
                 return False
     return True
 
@@ -347,7 +350,10 @@ NAMES = ("the first", "the second")
 
 
 def _cause(a: Side, b: Side, tried: list[inputs.Inputs], before: float) -> tuple[str | None, str | None]:
-    limit = min(max(TOLERANCE, _rounding(a, b)), GONE * before)
+    coarse = _rounding(a, b)
+    if a.box is not None or b.box is not None:  # parts of a function may be in float32 whatever it is asked in
+        coarse = max(coarse, ROUNDINGS * torch.finfo(torch.float32).eps)
+    limit = min(max(TOLERANCE, coarse), GONE * before)
     parts = [tried[0].one(0), *tried]  # one sequence settles most of it
     singles = []
     for one, other, names in ((a, b, NAMES), (b, a, NAMES[::-1])):
