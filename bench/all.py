@@ -21,7 +21,8 @@ MODELS = f"bench/results/runs/{COMMIT}/models.safetensors"
 TEXT = f"bench/results/runs/{COMMIT}/models_text.safetensors"
 PUT_BACK = f"10={KEPT}/smollm2-10.safetensors"
 SCRIPTS = ("bench/trained.py", "bench/recall.py", "bench/adam_tuning.py", "bench/baselines.py", "bench/speed.py",
-           "bench/time_to.py", "bench/rank.py", "bench/success.py", "bench/inputs.py", "bench/few.py",
+           "bench/time_to.py", "bench/rank.py", "bench/success.py", "bench/methods.py",
+           "bench/inputs.py", "bench/few.py",
            "bench/noise.py", "bench/verdicts.py", "bench/outliers.py", "bench/trial.py", "bench/gpts.py",
            "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/same.py", "bench/behaviours.py",
            "bench/forms.py", "bench/which.py", "bench/sculpt.py",

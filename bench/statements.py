@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 from pages import Record, kept, listed, of, prose, span, upto
 
 LEARNED = 1e-6  # error on other sequences of a layer that counts as learned
+MORE = ("form told", "adam", "lbfgs")  # methods that are told more
 Row = tuple[str, str, Record]
 
 
@@ -144,3 +146,35 @@ def rules() -> str:
                  *sides)
         lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def methods() -> str:
+    """docs/methods.md: what every method made of the same examples."""
+    if not kept("methods"):
+        return "Not measured yet (`bench/methods.py`)."
+    r = Record("methods")
+    names = list(dict.fromkeys(r.column("method")))
+    lines = [prose(f"Median seconds, and the largest error on other sequences, of {len(set(r.column('seed')))} "
+                   f"seeds ({r.command}, measured at {r.commit}, {r.kept['machine']}). **Bold**: all learned, to a "
+                   "millionth or to a third of the noise, and no method that was told no more was faster. Baselines "
+                   "use all their seconds. A dash: examples refused, or not tried."), "",
+             "| examples | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for words in dict.fromkeys(r.column("examples")):
+        rows = {name: [row for row in r.rows if (row["examples"], row["method"]) == (words, name)]
+                for name in names}
+        first = min((name for name in names if name not in MORE and rows[name] and all(map(_learned, rows[name]))),
+                    key=lambda name: median(row["seconds"] for row in rows[name]), default=None)
+        cells = [f"**{_method(rows[name])}**" if name == first else _method(rows[name]) for name in names]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _learned(row: dict[str, Any]) -> bool:
+    return row["error"] is not None and row["error"] <= max(LEARNED, row["noise"] / 3)
+
+
+def _method(rows: list[dict[str, Any]]) -> str:
+    errors = [row["error"] for row in rows if row["error"] is not None]
+    if len(errors) < len(rows) or not rows:
+        return "–"
+    return f"{median(row['seconds'] for row in rows):.1f} s, {upto(errors)}"

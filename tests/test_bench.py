@@ -29,6 +29,8 @@ SMALL = {  # constants of the script, for a run of seconds
     "success": {"SEEN": range(1), "FRESH": range(1000, 1001)},
     "few": {"COUNT": 2},
     "noise": {"CASES": [(2, 8, 8, 600)], "SEEDS": (0,)},
+    "methods": {"SEEDS": (900,), "SECONDS": 6.0, "METHODS": ("auto", "lbfgs"), "OF_FORMS": (), "SITUATIONS": {
+        "white": ("white tokens", lambda seed: importlib.import_module("scenes").white(1, 4, 4, 150)(seed))}},
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
     "which": {"SEEDS": (100,), "forms": lambda seed: {"window": hw.Form(sight=hw.Sight(causal=True, window=3))},
@@ -72,7 +74,8 @@ SAID = {  # sentences of README and docs that are made from what the script reco
     "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
-    "rules": ["statements.rules"], "gpts": ["statements.gpts"], "behaviours": ["statements.planted_heads"]}
+    "rules": ["statements.rules"], "gpts": ["statements.gpts"], "behaviours": ["statements.planted_heads"],
+    "methods": ["statements.methods"]}
 
 
 @pytest.fixture
@@ -131,6 +134,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
     "memory": {"memory": lambda s, r: (s["status"], s["heads found"]) == ("recovered", 2) and positive(
         s["peak of make and learn, GiB"], s["examples on disk, GiB"]) and s["worst head error"] < 1e-9},
     "inputs": {"inputs": lambda s, r: s["head count right"] == len(r) == 2 and s["worst error"] < 1e-9},
+    "methods": {"methods": lambda s, r: s["white"] == "auto" and len(r) == 2 and every(r[:1], said="recovered")
+                and r[0]["error"] < 1e-12 < r[1]["error"]},
     "modules": {"modules": lambda s, r: every(r, heads=8) and s["largest difference of outputs"] < 1e-9},
     "which": {"which": lambda s, r: len(r) == 2 and all(row["right"] and row["does as well"] for row in r)
               and s["black box: form right"] == 1 and r[1]["asked"] > r[0]["compared"] == 1},
