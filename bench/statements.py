@@ -155,8 +155,8 @@ def methods() -> str:
     r = Record("methods")
     names = list(dict.fromkeys(r.column("method")))
     lines = [prose(f"Median seconds, and the largest error on other sequences, of {len(set(r.column('seed')))} "
-                   f"seeds ({r.command}, measured at {r.commit}, {r.kept['machine']}). **Bold**: all learned, to a "
-                   "millionth or to a third of the noise, and no method that was told no more was faster. Baselines "
+                   f"seeds ({r.command}, measured at {r.commit}, {r.kept['machine']}). **Bold**: all learned, to "
+                   "a millionth or to a third of the noise, and no method told no more was faster. Baselines "
                    "use all their seconds. A dash: examples refused, or not tried."), "",
              "| examples | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for words in dict.fromkeys(r.column("examples")):
