@@ -280,6 +280,7 @@ SIZES: dict[str, str] = {
     "formed_learn.WIDE_HEAD": "begins at width 512, beyond examples of seconds",
     "formed_learn.MOST": "begins at more than 32 heads, beyond examples of seconds",
     "formed_learn.GRACE": "taken where time ran out only, and the runs measured have no limit",
+    "formed_learn.ROUGH": NAMES, "formed_evidence.NEAR": SAMPLE,
     "settings.LEARNERS": NAMES, "ladder.ENDS": NAMES, "source.INTEGERS": NAMES,
     "evidence.FLIPS": SAMPLE, "evidence.ROWS": SAMPLE, "evidence.CURVED": SAMPLE, "evidence.SHARP": SAMPLE,
     "evidence.SHUFFLES": SAMPLE, "evidence.ORDERS": SAMPLE, "evidence.PAIRS": SAMPLE,

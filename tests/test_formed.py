@@ -15,9 +15,10 @@ from headway.core.shards import write
 from headway.core.tangents import ALIKE
 from headway.learning import formed_learn, which
 from headway.learning.formed import Formed, FormedModel, FormRows, features, pushed
+from headway.learning.formed_evidence import depends
 from headway.learning.formed_groups import grouped
 from headway.learning.formed_learn import determined, patterns
-from headway.learning.formed_refine import FormCandidate
+from headway.learning.formed_refine import FormCandidate, refine_form
 from headway.learning.formed_source import FormSource
 from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
 from headway.learning.thin import Thin, ThinModel
@@ -194,8 +195,11 @@ def test_what_is_not_used_is_refused(wrong: dict[str, object]) -> None:
         hw.learn(data, **wrong)  # type: ignore[arg-type]
 
 
-def candidate(layer: hw.FactoredLayer, data: hw.Examples) -> tuple[FormSource, FormCandidate]:
-    """The layer as if it had been found."""
+def candidate(
+    layer: hw.FactoredLayer, data: hw.Examples, form: hw.Form | None = None
+) -> tuple[FormSource, FormCandidate]:
+    """The layer, or its factors in another form, as if it had been found."""
+    layer = layer if form is None else replace(layer, form=form)
     source = FormSource(data, layer.form)
     assert source.frame is not None
     t = layer.tensors()
@@ -214,6 +218,43 @@ def test_a_head_that_hands_on_the_same_of_every_key_is_not_determined() -> None:
         source, found = candidate(layer, hw.Examples(X, layer(X)))
         assert found.error < 1e-12
         assert (determined(source, found, 0), patterns(source, found)) == (known, kinds)
+
+
+TURN = hw.Form(rotary=hw.Rotary(base=100.0))
+
+
+@pytest.mark.parametrize(("true", "told", "dtype", "noise", "found"), [
+    (TURN, TURN, torch.float64, 0.1, False), (TURN, TURN, torch.bfloat16, 0.0, False),
+    (FORMS["sink"], FORMS["sink"], torch.float64, 0.01, False),
+    (TURN, hw.Form(), torch.float64, 0.0, True), (TURN, hw.Form(), torch.float64, 0.1, True),
+    (FORMS["cap"], hw.Form(cap=hw.Cap(3.3)), torch.bfloat16, 0.0, True),
+    (FORMS["slope"], FORMS["causal"], torch.float64, 0.0, True),
+    (FORMS["sink"], FORMS["plain"], torch.float64, 0.0, True),
+    (FORMS["window"], hw.Form(sight=hw.Sight(causal=True, window=2)), torch.float64, 0.0, True)])
+def test_what_another_form_leaves_depends_on_the_inputs_and_noise_does_not(true, told, dtype, noise, found) -> None:
+    layer = layer_of(true)
+    X = normal(400, K, D).to(dtype)
+    Y = layer(X.double())
+    Y = Y + noise * Y.std() * normal(*Y.shape, seed=8)
+    padding = torch.arange(K) >= 2 + torch.arange(400).unsqueeze(1) % (K - 1) if true.offsets is not None else None
+    Y = Y if padding is None else layer(X, padding=padding)
+    source, begun = candidate(layer, hw.Examples(X, Y.to(dtype), padding), told)
+    best = refine_form(source, begun.tensors, generator=torch.Generator().manual_seed(0), least=M, sizes=False,
+                       limit=20)
+    assert depends(source, best, torch.Generator().manual_seed(0)) == found
+
+
+def test_half_precision_does_not_make_another_form_recovered(monkeypatch) -> None:
+    monkeypatch.setattr(formed_learn, "attempts", lambda *_: iter([(3, 2, 0), (4, 2, 1)]))
+    layer = hw.FactoredLayer.random(1, 4, size=2, form=hw.Form(cap=hw.Cap(3.0)), seed=1)
+    X = 2 * normal(400, 6, 4)
+    data = hw.Examples(X.bfloat16(), layer(X.bfloat16().double()).bfloat16())
+    fit = hw.learn(data, form=hw.Form(cap=hw.Cap(3.2)), heads=1, rank=2)
+    assert fit.stats["held_out_error"] < 0.0156 and fit.stats["depends"]
+    assert fit.status.kind == "limit" and "depends on the inputs" in fit.status.sentence
+    fit = hw.learn(data, form=layer.form, heads=1, rank=2)
+    assert fit.status.ok and fit.stats["depends"] is False, fit.status
+    assert len(fit.trace) == 2, "labels that are met to their rounding are met"
 
 
 def test_time_that_runs_out_after_a_better_attempt_is_said(turned, monkeypatch) -> None:

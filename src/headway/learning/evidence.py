@@ -98,7 +98,7 @@ def shifted(source: Source, generator: torch.Generator) -> bool:
     for name, change in _attention_probes(source).items():
         both = [[change(part) for part in half] for half in (first, second)]
         found[name] = _responses(both[0], both[1], generator)
-    probes = _parts(found, generator)
+    probes = parts_of(found, generator)
     moved = [part for name, part in probes.items() if name.startswith(MOVED)]
     return min(moved, default=1.0) <= LEVEL / len(probes) and probes["attention"] > OWN
 
@@ -130,7 +130,7 @@ def _looked_at(
     found: dict[str, Tensor] = {}
     for name, features in _linear_probes(source, best, generator).items():
         pulse()
-        found[name] = _linear(first, second, features)
+        found[name] = by_rule(first, second, features)
     for name, change in _attention_probes(source).items():
         pulse()
         halves = [[change(part) for part in half] for half in (first, second)]
@@ -138,14 +138,14 @@ def _looked_at(
     if source.examples.length > 1:
         pulse()
         found["distance"] = _by_distance(first, second, best)
-    return _parts(found, generator)
+    return parts_of(found, generator)
 
 
 def dependent(probes: dict[str, float]) -> bool:
     return min(probes.values()) <= LEVEL / len(probes)
 
 
-def _parts(found: dict[str, Tensor], generator: torch.Generator) -> dict[str, float]:
+def parts_of(found: dict[str, Tensor], generator: torch.Generator) -> dict[str, float]:
     """Of every probe, the part of sign patterns, the given one among them, whose sum reaches Σc. All are held
     against the same signs: a bound on the sum of their levels asks no more."""
     C = torch.stack(list(found.values()), dim=1)
@@ -201,7 +201,7 @@ def _linear_probes(source: Source, best: Candidate, generator: torch.Generator) 
             "sharpness": sharpness}
 
 
-def _linear(first: list[Rows], second: list[Rows], features: Features) -> Tensor:
+def by_rule(first: list[Rows], second: list[Rows], features: Features) -> Tensor:
     """c_s of the second half, with ridge coefficients of the first."""
     F = torch.cat([_valid(part, features(part)).flatten(0, 1) for part in first]).double()
     R = torch.cat([part.Y.flatten(0, 1) for part in first]).double()
@@ -258,11 +258,11 @@ def _responses(first: list[Rows], second: list[Rows], generator: torch.Generator
 
 def _by_distance(first: list[Rows], second: list[Rows], best: Candidate) -> Tensor:
     """c_s of the second half, for scores of the fitted heads that depend on how far apart two tokens are."""
-    weights = _turned(first[0].X.shape[1])
+    weights = turned(first[0].X.shape[1])
     return (_pairs(first, second, best) * weights).sum((1, 2, 3))
 
 
-def _turned(k: int) -> Tensor:
+def turned(k: int) -> Tensor:
     """Cosines and sines of the distance b − a, (·, k, k)."""
     at = torch.arange(k, dtype=torch.float64)
     return torch.stack([kind(turn * (at - at.unsqueeze(1))) for turn in TURNS for kind in (torch.cos, torch.sin)])
@@ -276,7 +276,7 @@ def _pairs(first: list[Rows], second: list[Rows], best: Candidate) -> Tensor:
     rotary attention does, and biases by the distance. T is the gradient of the first half's residuals in it. The
     fit knows W_i and P_i, so that this sees far more than moments would.
     """
-    weights = _turned(first[0].X.shape[1])
+    weights = turned(first[0].X.shape[1])
 
     def gradient(rows: Rows) -> Tensor:
         """By the scores, (n, k, m, k)."""
@@ -315,7 +315,7 @@ def placed(source: Source, best: Candidate, generator: torch.Generator) -> bool:
     dtype = torch.float32 if best.residual > CLOSE else torch.float64
     first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
                      for half in (index[::2], index[1::2]))
-    weights = _turned(k)
+    weights = turned(k)
     X, Z = (torch.cat([_with_one(part.X) for part in half]).double().cpu() for half in (first, second))
     among = [torch.einsum("nap,ab,nbq->pq", X, weight, X) for weight in weights]
     order = torch.stack([torch.einsum("nap,pq,nbq->nab", Z, one, Z) for one in among], dim=1)

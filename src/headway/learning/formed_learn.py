@@ -25,7 +25,9 @@ from headway.core.factored import FactoredLayer
 from headway.core.forms import Form, Sight
 from headway.core.results import Fit, Status
 from headway.core.sources import Answers
+from headway.learning import evidence
 from headway.learning.formed import Formed, FormedModel, chain_of, features
+from headway.learning.formed_evidence import depends
 from headway.learning.formed_groups import grouped
 from headway.learning.formed_refine import FormCandidate, refine_form
 from headway.learning.formed_source import FormSource
@@ -50,7 +52,8 @@ LOOKED = 32  # sequences on which they are compared
 PUSH = 1e-3  # part of the factors by which they are pushed to see whether they come back
 BACK = 1e-4  # part of the change that may be left then
 STEPS = 15  # of Gauss–Newton on the way back
-GRACE = 1.0  # seconds that this may take in any case
+GRACE = 1.0  # seconds that this, and a look at what is left, may take in any case
+ROUGH = (torch.bfloat16, torch.float16)  # labels whose floor is so high that another form may be below it
 
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -204,7 +207,7 @@ def search(
     best: FormCandidate | None = None
     rough: tuple[float, dict[str, Tensor], Form] | None = None
     todo = list(attempts(form, wanted, data.width) if todo is None else todo)
-    again, told = AGAIN, wanted.heads or 1
+    again, told, met = AGAIN, wanted.heads or 1, met_of(data)
     try:
         while todo:
             heads, size, number = todo.pop(0)
@@ -221,16 +224,16 @@ def search(
                 continue
             found = refinement(here, tensors, start, told, wanted.size is None, clock)
             if best is None or found.error < best.error or (
-                    found.error < FITTED and (found.heads, found.error) < (best.heads, best.error)):
+                    found.error < met and (found.heads, found.error) < (best.heads, best.error)):
                 best = found
             if found.reason == "time" or down["reason"] == "time":
                 raise OutOfTimeError  # also where an earlier attempt is the better one
             different = patterns(here, best)
-            if best.error < FITTED and different < best.heads and again:
+            if best.error < met and different < best.heads and again:
                 # Heads that share a pattern but not their gates are not joined; so few may be found at once.
                 again, told = again - 1, max(different, wanted.heads or 1)
                 todo.insert(0, (math.ceil(SPARE * told) + 1, size, 100 + again))
-            elif best.error < FITTED:
+            elif best.error < met:
                 break
     except OutOfTimeError:
         best = None if best is None else replace(best, reason="time")
@@ -240,6 +243,11 @@ def search(
                            least=wanted.heads or 1, sizes=False, limit=0)
         best = replace(best, reason="time" if clock.spent > (wanted.seconds or math.inf) else best.reason)
     return best
+
+
+def met_of(data: Examples) -> float:
+    """Error from which labels count as met, and nothing else is tried: rounded ones leave half a unit."""
+    return max(FITTED, torch.finfo(data.dtype).eps / 2)
 
 
 def descent(
@@ -336,7 +344,13 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
     source = source.of_form(template(source.form, m, data.width, q, p))
     error = source.misses(source.judge, best.tensors)
     floor = floor_of(data.dtype)
-    known = _known(source, best, wanted.seed, clock) if error <= floor else None
+    rest = None
+    if (error > max(floor, FITTED) and best.reason != "time") or (error <= floor and data.dtype in ROUGH):
+        draw = torch.Generator().manual_seed(zlib.crc32(f"{wanted.seed}:probes".encode()))
+        rest = _in_time(clock, lambda pulse: depends(source, best, draw, pulse))
+    known = None
+    if error <= floor and not rest:
+        known = _in_time(clock, lambda pulse: determined(source, best, wanted.seed, pulse))
     layer = layer_of(source, best).canonical()
     layer = grouped(layer, max(1e-9, 1e3 * error)) if error < FITTED else layer
     size = Size(data.width, data.out_width, data.length, "causal" if source.form.sight.causal else "none",
@@ -346,23 +360,25 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
         "held_out_error": error, "fitted_error": best.residual, "examples": len(data),
         "held_out": len(source.judge), "selected_by": len(source.select), "used": best.sequences,
         "floor": size.floor(m), "determined": known, "unidentified_directions": sum(_unseen(source)),
+        "depends": rest,
         "products": sum(int(event.get("products", 0)) for event in clock.trace),
         "out_of_time": best.reason == "time"}
     if isinstance(data, Answers):
         stats["asked"] = source.tally.asked
-    status = verdict(source, best, error, floor, known, size, layer)
+    status = verdict(source, best, error, floor, known, rest, size, layer)
     stats["seconds"] = clock.spent
     return Fit(layer, status, stats, tuple(clock.trace))
 
 
 def verdict(
-    source: FormSource, best: FormCandidate, error: float, floor: float, known: bool | None, size: Size,
-    layer: FactoredLayer,
+    source: FormSource, best: FormCandidate, error: float, floor: float, known: bool | None, rest: bool | None,
+    size: Size, layer: FactoredLayer,
 ) -> Status:
+    """What may be said of ``error``; rest: whether what is left depends on the inputs, None where nobody asked."""
     count, on = heads_of(best.heads), f"on {len(source.judge)} sequences kept for the judgement"
     count, tail = f"{count} ({layer.form.describe()})", _tail(source)
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(best.heads)}
-    if error <= floor:
+    if error <= floor and not rest:
         told = f"to the floor of the arithmetic: {count}, relative error {error:.1e} {on}."
         if known:
             return Status("recovered", f"Recovered {told} Pushed a little, the factors come back to the same heads."
@@ -382,13 +398,20 @@ def verdict(
                       f"{tail}", {**numbers, "needed": float(need)})
     if best.reason == "time":
         return Status("limit", f"Out of time with {count}: error {error:.1e} {on}. Raise seconds.{tail}", numbers)
+    level = f"(level {evidence.LEVEL:.0%})"
+    if rest is None:
+        why = "It is noise, another form, or a search that did not find its way: which of these was not asked."
+    elif rest:
+        why = (f"It depends on the inputs {level}, so it is not noise alone: the labels are of another form or of "
+               "no layer, or the search did not find its way.")
+    else:
+        why = (f"No probe finds that it depends on the inputs {level}: it is noise, or something that the probes "
+               "do not see.")
     if error < STALLED:
-        return Status("limit", f"Stalled with {count}: error {error:.1e} {on}. The labels are noisy, or of another "
-                      "form, or the search did not find its way: which of these was not asked."
-                      f"{tail}", numbers)
-    return Status("not_realisable", f"Not met by {count}: {error:.2e} of the labels' spread is left {on}. It is "
-                  "noise, another form, or a search that did not find its way: which of these was not asked.{tail}",
-                  {**numbers, "residual_floor": error})
+        return Status("limit", f"Stalled with {count}: {error:.1e} of the labels' spread is left {on}. {why}{tail}",
+                      numbers)
+    return Status("not_realisable", f"Not met by {count}: {error:.2e} of the labels' spread is left {on}. {why}"
+                  f"{tail}", {**numbers, "residual_floor": error})
 
 
 def _unseen(source: FormSource) -> tuple[int, int]:
@@ -405,8 +428,8 @@ def _tail(source: FormSource) -> str:
                                                ("", "the keys' "), strict=True) if blind)
 
 
-def _known(source: FormSource, best: FormCandidate, seed: int, clock: Clock) -> bool | None:
-    """Whether the heads are determined; None where time ran out first. A little time is always taken for it."""
+def _in_time(clock: Clock, ask: Callable[[Callable[[], None]], bool]) -> bool | None:
+    """The answer, None where time ran out first. A little time is always taken for it."""
     end = max(clock.deadline, time.perf_counter() + GRACE)
 
     def pulse() -> None:
@@ -414,7 +437,7 @@ def _known(source: FormSource, best: FormCandidate, seed: int, clock: Clock) -> 
             raise OutOfTimeError
 
     try:
-        return determined(source, best, seed, pulse)
+        return ask(pulse)
     except OutOfTimeError:
         return None
 

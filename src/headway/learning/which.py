@@ -41,6 +41,7 @@ from headway.learning.formed_learn import (
     attempts,
     conclude,
     first_size,
+    met_of,
     most_size,
     refinement,
     search,
@@ -50,7 +51,6 @@ from headway.learning.formed_refine import FormCandidate
 from headway.learning.formed_source import FormSource
 from headway.learning.formed_start import form_descended, template
 from headway.learning.gauss_newton import OutOfTimeError
-from headway.learning.ladder import FITTED
 from headway.learning.questions import clues_from
 from headway.learning.starts.descent import WIDE
 from headway.learning.verdict import STALLED
@@ -160,7 +160,11 @@ class Way:
 
     @property
     def met(self) -> bool:
-        return self.best is not None and self.best[1].error < FITTED
+        return self.best is not None and self.best[1].error < self.met_at
+
+    @property
+    def met_at(self) -> float:
+        return met_of(self.source.examples)
 
     def first(self) -> Iterator[Form]:
         """The simplest forms that the clues leave."""
@@ -285,17 +289,17 @@ class Way:
         assert self.best is not None
         form, found = self.best
         for other in self.beside(form, found.error):
-            if self.refined(other, found.tensors) < FITTED:
+            if self.refined(other, found.tensors) < self.met_at:
                 break
         form, found = self.best
         if isinstance(form.offsets, OffsetTable) and form.offsets.kind == "clipped" and self.met:
             for simple, tensors in read_off(form, found.tensors, self.source.examples.length):
-                if self.refined(simple, tensors) < FITTED:
+                if self.refined(simple, tensors) < self.met_at:
                     break
 
     def beside(self, form: Form, error: float) -> Iterator[Form]:
         """Forms in which these factors are a place to begin."""
-        if FITTED <= error < STALLED:
+        if self.met_at <= error < STALLED:
             for base in BASES if form.rotary is not None else ():
                 if form.rotary is not None and base != form.rotary.base:
                     yield replace(form, rotary=replace(form.rotary, base=base))
@@ -319,7 +323,7 @@ class Way:
         self.tried.append({"form": form.describe(), "by": "refinement", "error": found.error})
         assert self.best is not None
         # Taken where it explains all: a search that goes on lowers the error in any case.
-        if found.error < FITTED:
+        if found.error < self.met_at:
             self.best = form, found
         return found.error
 
@@ -350,7 +354,8 @@ def as_well(form: Form, way: Way, length: int) -> str:
         also = [name for name, error in of("descent", mine[-1]["size"]).items()
                 if name != words and error <= AS_WELL * mine[-1]["error"]]
         said += [f"after as many steps these did as well: {'; '.join(also)}"] if also else []
-    exact = [name for name, error in {**of("fit"), **of("refinement")}.items() if error < FITTED and name != words]
+    exact = [name for name, error in {**of("fit"), **of("refinement")}.items()
+             if error < way.met_at and name != words]
     said += [f"these meet the labels too: {'; '.join(exact)}"] if exact else []
     if form.rotary is not None:
         said.append("whether planes are halves or pairs is not seen in the answers of a layer")
