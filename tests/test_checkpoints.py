@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models import CASES, double, doubled
+from tests.models import BERT, CASES, GPT2, T5, TOKENS, Case, double, doubled, hf
 
 import headway as hw
 
@@ -177,6 +177,33 @@ def test_a_table_that_all_layers_share_stays_as_it_is(name, saved, tmp_path, ref
     bent = layer.with_tensors({"offsets": layer.form.offsets.values.square()})
     with refused("layer.offsets", "which other layers use too", "headway.replace"):
         hw.to_checkpoint(bent, saved(name), tmp_path / "bent", case.number, stack=case.stack)
+
+
+@pytest.mark.parametrize(("name", "model", "settings"), [
+    ("umt5", "UMT5Model", T5), ("gptj", "GPTJModel", {**GPT2, "rotary_dim": 4}), ("biogpt", "BioGptModel", BERT),
+    ("squeezebert", "SqueezeBertModel", {**BERT, "embedding_size": 24})])
+def test_kinds_that_only_have_the_names_are_refused(name, model, settings, tmp_path, refused):
+    stack = "encoder" if name == "umt5" else None  # each layer has a table of its own
+    getattr(hf, model)(getattr(hf, model.replace("Model", "Config"))(**settings)).save_pretrained(tmp_path / name)
+    with refused(str(tmp_path / name), "a model_type of", f"got '{name}'", "from_torch"):
+        hw.from_checkpoint(tmp_path / name, 1, stack=stack)
+
+
+@pytest.mark.parametrize(("model", "settings", "path"), [
+    ("CLIPText", {**BERT, "hidden_act": "gelu"}, "encoder.layers.1.self_attn"),
+    ("DistilBert", {"dim": 24, "n_heads": 4, "n_layers": 2, "hidden_dim": 16, **TOKENS},
+     "transformer.layer.1.attention")])
+def test_further_kinds_are_read_as_they_answer(model, settings, path, tmp_path):
+    case = Case(f"{model}Model", f"{model}Config", settings, path)
+    with double():
+        made = case.make(torch.float64)
+        made.save_pretrained(tmp_path)
+        known, data = hw.from_torch(made, path), hw.capture(made, path, [case.inputs()])
+    layer = hw.from_checkpoint(tmp_path, 1)
+    assert layer.mask == known.mask == data.mask == ("causal" if model == "CLIPText" else "none")
+    torch.testing.assert_close(layer.Theta, known.Theta, rtol=0, atol=1e-14)
+    kept = ~data.padding
+    torch.testing.assert_close(layer(data.X, **data.arguments())[kept], data.Y[kept], rtol=0, atol=1e-10)
 
 
 def test_names_of_folders_may_have_dots(saved, tmp_path, refused):

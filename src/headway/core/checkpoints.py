@@ -25,13 +25,24 @@ from headway.core.stored import Stored, open_weights
 
 # Where attention number N lies: what the stem ends with, and whether its keys are of another sequence.
 STEMS = (
-    ("encoder.layer.{}.attention.", False), ("encoder.layer.{}.attention.attn.", False), ("h.{}.attn.", False),
-    ("h.{}.crossattention.", True), ("layers.{}.self_attn.", False), ("layers.{}.attention.", False),
-    ("layers.{}.encoder_attn.", True), ("block.{}.layer.0.SelfAttention.", False),
-    ("block.{}.layer.1.EncDecAttention.", True), ("blk.{}.", False))
+    ("encoder.layer.{}.attention.", False), ("encoder.layer.{}.attention.attn.", False),
+    ("transformer.layer.{}.attention.", False), ("h.{}.attn.", False), ("h.{}.crossattention.", True),
+    ("layers.{}.self_attn.", False), ("layers.{}.attention.", False), ("layers.{}.encoder_attn.", True),
+    ("block.{}.layer.0.SelfAttention.", False), ("block.{}.layer.1.EncDecAttention.", True), ("blk.{}.", False))
 HALF = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "gpt_neox",
         "qwen3_next")  # kinds of model whose planes are (j, j + t/2)
 PAIRS = ("cohere",)  # and those whose planes are (2j, 2j + 1)
+# Kinds of model that share their names with others, of other functions.
+BERTS = ("bert", "roberta", "distilbert", "electra", "vit", "dinov2", "align_text_model", "camembert",
+         "chinese_clip_text_model", "clap_text_model", "data2vec-text", "data2vec-vision", "deit",
+         "dinov2_with_registers", "dpr", "dpt", "ernie", "esm", "flava_image_model", "flava_text_model", "layoutlm",
+         "rembert", "roberta-prelayernorm", "splinter", "tapas", "visual_bert", "xlm-roberta")
+BARTS = ("whisper", "bart", "opt", "marian", "pegasus", "mbart", "aimv2_vision_model", "altclip_vision_model",
+         "blenderbot", "blenderbot-small", "chinese_clip_vision_model", "clip_vision_model", "clipseg_vision_model",
+         "led", "m2m_100", "metaclip_2_vision_model", "mvp", "nllb-moe", "plbart", "siglip2_text_model",
+         "siglip_text_model", "siglip_vision_model", *configs.MASKED)
+GPTS = ("gpt2", "imagegpt", "openai-gpt")
+T5S = ("longt5", "mt5", "switch_transformers", "t5")
 LESS_ONE = ("gemma3", "gemma3_text", "qwen3_next")  # norms stored as the gain less 1
 BESIDE = re.compile(r"(output\.)?LayerNorm\.|rotary_emb\.inv_freq$|(masked_)?bias$|ffn|attn_norm|post_attention")
 FOREIGN = {  # what a file may hold that no form here has: part of a tensor's name, and what it is called
@@ -282,18 +293,31 @@ def _settled(
     gain = 1.0 if named.kind in LESS_ONE else 0.0
     shape = replace(shape, eps=checks.number("config.rms_norm_eps", said("rms_norm_eps", default=1e-6)), gain=gain)
     if cross:
+        _of_kind(named, *BERTS, *BARTS, *GPTS, *T5S, "umt5")
         return Form(), replace(shape, scale=1.0) if "EncDecAttention" in stem else shape
     if "SelfAttention" in stem or stem.endswith("attention.attn."):
+        _of_kind(named, *T5S, "mpnet")
         return _tabled(named, at, shape)
     if named.kind == "gpt2" or re.search(r"(^|\.)h\.\d+\.attn\.$", stem):
+        _of_kind(named, *GPTS)
         scale = shape.scale if said("scale_attn_weights", default=True) else 1.0
         scale /= named.number + 1 if said("scale_attn_by_inverse_layer_idx", default=False) else 1
         return Form(sight=Sight(True)), replace(shape, scale=scale)
-    if at["out"].name.endswith("out_proj.weight"):  # Whisper
-        return Form(sight=Sight(named.side == "decoder")), shape
-    if "encoder.layer." in stem or named.kind == "vit":
+    if "out" in at and at["out"].name.endswith("out_proj.weight"):  # Whisper
+        _of_kind(named, *BARTS)
+        return Form(sight=Sight(named.side == "decoder" or named.kind in configs.MASKED)), shape
+    if re.search(r"(encoder|transformer)\.layer\.", stem) or named.kind == "vit":
+        _of_kind(named, *BERTS)
         return Form(sight=Sight(bool(said("is_decoder", default=False)))), shape
     return _turned(named, shape)
+
+
+def _of_kind(named: _Named, *kinds: str) -> None:
+    """Refuse a model whose tensors have known names, but which is none of those that are known to be read so."""
+    if named.kind not in (None, "None", *kinds):
+        more = f" and {len(kinds) - 6} more" if len(kinds) > 6 else ""
+        checks.refuse(str(named.path), f"a model_type of {', '.join(kinds[:6])}{more}", repr(named.kind),
+                      "headway.from_torch(model, path), which asks the module")
 
 
 def _tabled(named: _Named, at: dict[str, weights.Place], shape: weights.Shape) -> tuple[Form, weights.Shape]:

@@ -23,6 +23,9 @@ from headway.core.positions import Rotary
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")  # how their number is called
 SLIDING = "sliding_attention"  # in a config's layer_types
+# Kinds of model whose mask leaves only keys behind in sight, though their modules say is_causal = False.
+MASKED = tuple(f"{name}_text_model" for name in (
+    "aimv2", "clip", "clipseg", "groupvit", "metaclip_2", "owlvit", "owlv2", "videoprism", "xclip"))
 OLD_BASE = {"llama": 10_000.0, "mistral": 10_000.0}  # configs of 2023 leave the base out
 
 

@@ -45,8 +45,8 @@ def from_torch(
     your own with projections of such names (q_proj, c_attn, query, q, query_key_value …); or a whole model with the
     ``path`` of one, so that what stands elsewhere in it (rotary frequencies, a table of offsets) is found too.
     Norms, residual connections and dropout around the attention are other functions. causal: whether queries see
-    only keys behind, where the module does not say so itself; a mask that only its model makes, as CLIP's for
-    text, is not seen. cross: whether keys come from another sequence.
+    only keys behind, where the module does not say so itself (of masks that its model makes only those are known
+    that are in use with its kind). cross: whether keys come from another sequence.
 
     The layer has the module's dtype (float32 for half precision). What cannot be read is refused by name.
 
@@ -229,7 +229,8 @@ def _sights(source: _Source, causal: bool | None, cross: bool) -> Iterator[Sight
     if cross:
         yield Sight()
         return
-    said = getattr(source.site.entry, "is_causal", None) if causal is None else causal
+    masked = configs.get(source.config, "model_type") in configs.MASKED
+    said = (masked or getattr(source.site.entry, "is_causal", None)) if causal is None else causal
     torch_own = isinstance(source.site.entry, nn.MultiheadAttention)
     options = (bool(said),) if isinstance(said, bool) or torch_own else (False, True)
     if said is None and getattr(source.site.entry, "is_decoder", False) is True:
