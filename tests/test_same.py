@@ -316,7 +316,13 @@ def test_layers_of_other_heads_are_compared():
         assert hw.compare(one, other).kind == hw.compare(other, one).kind == "differs"
     mine = hw.FactoredLayer.random(4, 8, size=2)
     less = replace(mine, query=mine.query[:3], key=mine.key[:3], value=mine.value[:3], out=mine.out[:3])
-    assert "4 heads against 3" in hw.compare(mine, less).where
+    assert "4 heads against 3, merged and without dead ones; without partner: 4 of the first" in hw.compare(
+        mine, less).where
+    dead = replace(mine, out=mine.out * torch.tensor([1.0, 0.0, 1.0, 1.0]).view(4, 1, 1).double())
+    assert "without partner: 2 of the second" in hw.compare(dead, mine).where
+    whole = hw.AttentionLayer.random(heads=3, width=6)
+    assert "without partner: 1 of the first" in hw.compare(
+        whole, hw.AttentionLayer(whole.Theta[1:], whole.W[1:])).where
     seen = hw.FactoredLayer.random(4, 8, size=4, form=hw.Form(offsets=hw.OffsetTable(normal(4, 9))))
     blind = replace(seen, form=replace(seen.form, sight=hw.Sight(causal=True)))
     assert hw.compare(seen, blind).cause == "mask"

@@ -143,7 +143,7 @@ def _by_weights(a: Side, b: Side, tolerance: float, on: Examples | None) -> Comp
     (one, at), (other, there) = (gauge.merged(heads, tolerance) for heads in whole)
     found = match_heads(one, other)
     if found.missing or found.excess:
-        return _unpaired(one.count, other.count, found)
+        return _unpaired(found, at, there)
     silent = not any(bool((V @ out.mT).any()) for V, out in (one.values, other.values))
     spots = [(error, f"the {part} of head {at[j] + 1} against head {there[i] + 1}") for part, errors in (
         ("scores (QK)", [] if silent else found.theta_error), ("values (OV)", found.w_error))
@@ -177,8 +177,12 @@ def _elsewhere(a: FactoredLayer, b: FactoredLayer) -> str | None:
     return None if near else "layers that give their tokens other positions"
 
 
-def _unpaired(one: int, other: int, found: Match) -> Comparison:
-    words = f"{one} head{'s' if one != 1 else ''} against {other}, merged and without dead ones"
+def _unpaired(found: Match, at: list[int], there: list[int]) -> Comparison:
+    words = f"{len(at)} head{'s' if len(at) != 1 else ''} against {len(there)}, merged and without dead ones"
+    lost = sorted([there[i] + 1 for i in found.missing] + [at[j] + 1 for j in found.excess])
+    if len(lost) < 9:
+        words += (f"; without partner: {', '.join(map(str, lost))} of "
+                  f"{'the second' if found.missing else 'the first'}")
     return Comparison(False, math.inf, words, found, "differs")
 
 
@@ -195,11 +199,11 @@ def _dense(layer_a: AttentionLayer, layer_b: AttentionLayer, tolerance: float) -
     """The same for two layers given as Θ and W, entry by entry."""
     a, b = layer_a.canonical(tolerance), layer_b.canonical(tolerance)
     found = match(a, b)
+    mine, theirs = _places(a, layer_a), _places(b, layer_b)
     if found.missing or found.excess:
-        return _unpaired(a.heads, b.heads, found)
+        return _unpaired(found, mine, theirs)
     spots: list[tuple[float, str]] = []
     A, B = with_bias(a), with_bias(b)
-    mine, theirs = _places(a, layer_a), _places(b, layer_b)
     silent = not bool(a.W.any()) and not bool(b.W.any())
     for i, j in enumerate(found.order):
         for name, x, y in (("Θ", A[j], B[i]), ("W", a.W[j].double().cpu(), b.W[i].double().cpu())):
