@@ -45,7 +45,7 @@ ORDER = [*(f"core.{name}" for name in (
          "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
          "recall", "recall.data", "recall.model",
          "runs.traces", "report.heads", "report.figures", "report.given", "report.samples", "report.story",
-         "report.charts", "report.page", "report",
+         "report.pair", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.capture", "cli.learn", "cli.certify",
          "cli.compare", "cli.train", "cli.hard", "cli.main", "cli", "__main__"]
 # Imported when asked for, or for the types alone.

@@ -26,6 +26,8 @@ def compare(
     on: Annotated[Path | None, typer.Option(help="Folder of examples: only what they visit counts.")] = None,
     worst: Annotated[Path | None, typer.Option(
         help="Where they differ: write the input that shows it most (.safetensors).")] = None,
+    page: Annotated[Path | None, typer.Option(
+        help="Write one page that sets them side by side, head by head (.html). Opens offline.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw who matches whom (.pdf, .png or .svg).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -35,7 +37,8 @@ def compare(
     from headway.core import checks
     from headway.core.files import write_tensors
 
-    for name, path, ends in (("--worst", worst, (".safetensors",)), ("--figure", figure, (".pdf", ".png", ".svg"))):
+    for name, path, ends in (("--worst", worst, (".safetensors",)), ("--page", page, (".html",)),
+                             ("--figure", figure, (".pdf", ".png", ".svg"))):
         if path is not None and path.suffix not in ends:
             checks.refuse(name, f"a file that ends in {' or '.join(ends)}", path.name, f"{path.stem}{ends[0]}")
     a, b = (_layer(place, heads) for place in (one, other))
@@ -53,6 +56,14 @@ def compare(
 
         figures.save(figures.plot_match(a, b, on=examples), figure)
         err.print(f"Wrote {figure}.", markup=False)
+    if page is not None:
+        from headway.report import write_comparison
+
+        config = {"command": "compare", "one": one, "other": other, "tolerance": tolerance, "heads": heads,
+                  "on": None if on is None else str(on)}
+        with err.status("drawing"):
+            write_comparison(a, b, page, tolerance=tolerance, on=examples, found=found, config=config)
+        err.print(f"Wrote {page}.", soft_wrap=True, markup=False)
     if worst is not None and found.example is None:
         err.print(f"Nothing written to {worst}: no input was found on which they differ.", markup=False)
     elif worst is not None and found.example is not None:
@@ -64,6 +75,7 @@ def compare(
         say({"same": found.same, "largest": found.largest, "where": found.where,
              "order": order.order if order is not None else None, "kind": found.kind, "cause": found.cause,
              "why": found.why, "by": found.by, "difference": found.difference,
+             **({} if page is None else {"page": str(page)}),
              "heads": None if pairs is None else [
                  {"head": i, "partner": j if j >= 0 else None, "scores": scores, "values": values}
                  for i, (j, scores, values) in enumerate(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headway.core.layer import AttentionLayer
-from headway.report.samples import Looks, Written, true_patterns
+from headway.report.samples import Written, true_patterns
 from headway.report.story import Story
 from headway.runs import traces
 from headway.runs.traces import COLOURS, LOG2, PANELS, SAMPLED
@@ -55,7 +55,9 @@ class Chart:
 
 
 def charts(story: Story) -> list[Chart]:
-    """Every figure that the run has the numbers for, in the order of the page."""
+    """Every figure that the run has the numbers for, in the order of the page; none of a comparison."""
+    if story.kind != "report":
+        return []
     made = [chart(story) for chart in (
         _turning, _offsets, _biases, _stages, _residual, _spectrum, _starts, _rounds, _loss, _panels)]
     return [one for part in made for one in part]
@@ -376,14 +378,15 @@ def maps(story: Story) -> list[dict[str, Any]]:
     return heads
 
 
-def tokens(looks: Looks) -> dict[str, Any]:
+def tokens(story: Story) -> dict[str, Any]:
     """What a page shows patterns on: strings of the samples, what heads do, what they write."""
+    looks = story.looks
     def raised(row: Written) -> dict[str, Any]:
         return {"token": row.token, "words": [(word, _short(value)) for word, value in row.words]}
 
     samples = [{"number": one.number, "queries": one.queries, "keys": one.keys,
                 "writes": [[raised(row) for row in rows] for rows in one.writes]} for one in looks.samples]
-    return {"order": looks.order, "named": looks.named, "does": [str(one) for one in looks.does],
+    return {"order": story.order, "named": looks.named, "does": [str(one) for one in looks.does],
             "samples": samples}
 
 

@@ -17,6 +17,7 @@ from headway.core import checks
 from headway.core.behaviour import KINDS, Behaviour, behaviours
 from headway.core.examples import Examples
 from headway.core.factored import FactoredLayer
+from headway.core.forms import Sight
 from headway.core.match import Match
 from headway.report.given import Given, Unembedding, fitted, strings
 from headway.report.heads import Layer
@@ -56,7 +57,9 @@ class Looks:
 
     samples: tuple[Sample, ...] = ()
     does: tuple[Behaviour, ...] = ()
+    true_does: tuple[Behaviour, ...] = ()  # the heads of the other layer, where there is one
     sequences: int = 0
+    source: str = "they were learned from"
     named: bool = False  # whether tokens have strings
     cross: bool = False
 
@@ -77,8 +80,7 @@ def of_run(run: Run, layer: Layer, truth: Layer | None, given: Given) -> Looks:
                 checks.refuse(name, "a run whose examples lie where it learned from them", f"none at {place}",
                               "leave it out")
         return Looks()
-    given = fitted(given, data, layer.out_width)
-    return looks(layer, truth, data, given)
+    return looks(layer, truth, data, fitted(given, data, layer.out_width))
 
 
 def _examples(run: Run) -> Examples | None:
@@ -95,16 +97,35 @@ def _examples(run: Run) -> Examples | None:
 
 def looks(layer: Layer, truth: Layer | None, data: Examples, given: Given) -> Looks:
     """Where the heads of a layer look in examples, and which sequences show most of it."""
+    part = some(layer, data)
+    P = patterns(layer, part)
+    named = None if part.keys is not None else strings(given, range(len(part)), part)
+    chosen = [(number - 1, "asked for") for number in given.sequences] or telling(layer, part, P)
+    samples = []
+    for at, why in chosen:
+        one = data.take([at])
+        words = strings(given, [at], one)
+        samples.append(sample(layer, truth, one, at + 1, why, None if words is None else words[0],
+                              given.unembedding))
+    return Looks(tuple(samples), named_by(layer, P, part, named),
+                 () if truth is None else named_by(truth, patterns(truth, part), part, named), len(part),
+                 named=given.tokens is not None, cross=part.keys is not None)
+
+
+def some(layer: Layer, data: Examples) -> Examples:
+    """The first sequences, as many as patterns are affordable of."""
     first = data.take([0])
     each = layer.heads * first.length * (first.length if first.keys is None else first.keys.shape[1])
-    part = data.take(range(min(LOOKED, len(data), max(2, CELLS // each))))
-    P = patterns(layer, part)
-    cross, mask = part.keys is not None, layer.form.sight if isinstance(layer, FactoredLayer) else None
-    named = None if cross else strings(given, range(len(part)), part)
-    does = behaviours(P, named, part.padding, key_padding=part.key_padding, sight=mask, cross=cross)
-    chosen = [(number - 1, "asked for") for number in given.sequences] or telling(layer, part, P)
-    samples = tuple(_sample(layer, truth, data, at, why, given) for at, why in chosen)
-    return Looks(samples, does, len(part), given.tokens is not None, cross)
+    return data.take(range(min(LOOKED, len(data), max(2, CELLS // each))))
+
+
+def named_by(
+    layer: Layer, P: Tensor, part: Examples, named: Sequence[Sequence[str]] | None = None
+) -> tuple[Behaviour, ...]:
+    """What the heads do in these sequences."""
+    sight = layer.form.sight if isinstance(layer, FactoredLayer) else Sight(causal=layer.mask == "causal")
+    return behaviours(P, named, part.padding, key_padding=part.key_padding, sight=sight,
+                      cross=part.keys is not None)
 
 
 def patterns(layer: Layer, part: Examples) -> Tensor:
@@ -125,9 +146,10 @@ def looked(looks: Looks) -> str:
     elif looks.named:
         words = "Copies are tokens with the same string."
     else:
-        words = ("The strings of the tokens are not known, so places stand for them, and whether a head looks for "
-                 "copies cannot be told: headway report RUN --tokens FILE.")
-    return f"What heads do is told from {looks.sequences} sequences they were learned from. {words}"
+        words = ("The strings of the tokens are not known: places stand for them, and whether a head looks for "
+                 "copies cannot be told.")
+        words += " headway report RUN --tokens FILE gives them." if looks.source == Looks.source else ""
+    return f"What heads do is told from {looks.sequences} sequences {looks.source}. {words}"
 
 
 def telling(layer: Layer, part: Examples, P: Tensor) -> list[tuple[int, str]]:
@@ -149,19 +171,21 @@ def telling(layer: Layer, part: Examples, P: Tensor) -> list[tuple[int, str]]:
     return found
 
 
-def _sample(layer: Layer, truth: Layer | None, data: Examples, at: int, why: str, given: Given) -> Sample:
-    part = data.take([at])
+def sample(
+    layer: Layer, truth: Layer | None, part: Examples, number: int, why: str, named: Sequence[str] | None = None,
+    unembedding: Unembedding | None = None,
+) -> Sample:
+    """What is shown of one sequence."""
     P = patterns(layer, part)[0].cpu()
     rows = _real(part.padding, P.shape[1])
     columns = rows if part.keys is None else _real(part.key_padding, P.shape[2])
-    named = strings(given, [at], part)
-    queries = [str(int(i) + 1) if named is None else named[0][i] for i in rows[:MOST].tolist()]
+    queries = [str(int(i) + 1) if named is None else named[i] for i in rows[:MOST].tolist()]
     keys = queries if part.keys is None else [str(int(i) + 1) for i in columns[:MOST].tolist()]
     cut, shown = max(len(rows), len(columns)) > MOST, P[:, rows[:MOST]][:, :, columns[:MOST]]
     true = None if truth is None else patterns(truth, part)[0].cpu()[:, rows[:MOST]][:, :, columns[:MOST]]
     Z = (part.X if part.keys is None else part.keys)[0].double().cpu()[columns[:MOST]]
-    writes = () if given.unembedding is None else written(layer, shown, Z, keys, given.unembedding)
-    return Sample(at + 1, why, shown, true, tuple(queries), tuple(keys), cut, writes)
+    writes = () if unembedding is None else written(layer, shown, Z, keys, unembedding)
+    return Sample(number, why, shown, true, tuple(queries), tuple(keys), cut, writes)
 
 
 def _real(padding: Tensor | None, count: int) -> Tensor:

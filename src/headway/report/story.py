@@ -7,6 +7,7 @@ that trained by descent.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,17 @@ class Story:
     certificate: Certificate | None = None
     training: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     sides: tuple[str, str] = ("learned", "true")  # what stands beside what
+    kind: str = "report"
+    sure: tuple[str, ...] = ()  # sentences on how sure, where there is no certificate to be had
+
+    @property
+    def order(self) -> list[int]:
+        """Heads in the order of the page: by what they do; in a comparison those that differ most first."""
+        if self.kind == "report" or self.match is None:
+            return self.looks.order
+        errors = [max(pair) for pair in zip(self.match.theta_error, self.match.w_error, strict=True)]
+        apart = {j: errors[i] for i, j in enumerate(self.match.order) if j >= 0}
+        return sorted(self.looks.order, key=lambda j: -apart.get(j, math.inf))
 
 
 def gather(folder: Path, truth: Path | None = None, given: Given | None = None) -> Story:
@@ -150,16 +162,17 @@ def _certified(certificate: Certificate) -> str:
 
 
 def table(
-    layer: Layer, shown: Portraits, truth: Portraits | None, found: Match | None, looks: samples.Looks
+    layer: Layer, shown: Portraits, truth: Portraits | None, found: Match | None, looks: samples.Looks,
+    other: str = "true",
 ) -> tuple[tuple[str, ...], tuple[Head, ...]]:
-    """The columns of the table of heads, and the heads."""
+    """The columns of the table of heads, and the heads; ``other``: what the other layer is."""
     heads, (first, last) = [], shown.names
     grouped = isinstance(layer, FactoredLayer) and layer.groups < layer.heads
     for j in range(layer.heads):
         parts = {name: parts[j] for name, parts in shown.matrices.items()}
         partner = found.order.index(j) if found is not None and j in found.order else None
         if truth is not None and partner is not None:
-            parts |= {f"true {name}": matrices[partner] for name, matrices in truth.matrices.items()}
+            parts |= {f"{other} {name}": matrices[partner] for name, matrices in truth.matrices.items()}
         spectra = {name: tuple(torch.linalg.svdvals(part).tolist()) for name, part in parts.items()}
         ranks = {name: rank_shown(values) for name, values in spectra.items()}
         cells = [str(1 + j * layer.groups // layer.heads)] if isinstance(layer, FactoredLayer) and grouped else []
@@ -169,11 +182,13 @@ def table(
         cells += [f"{looks.does[j].kind}, {100 * looks.does[j].share:.0f} %"] if looks.does else []
         if found is not None:
             cells += ["none", "–", "–"] if partner is None else [
-                str(partner + 1), f"{found.theta_error[partner]:.1e}", f"{found.w_error[partner]:.1e}"]
+                str(partner + 1), *(f"{errors[partner]:.1e}" if math.isfinite(errors[partner]) else "–"
+                                    for errors in (found.theta_error, found.w_error))]
         heads.append(Head(j + 1, tuple(cells), spectra, ranks, None if partner is None else partner + 1))
     columns = [*(["keys of group"] if grouped else []), f"‖{first}‖", f"rank of {first}", f"‖{last}‖",
                f"rank of {last}", *shown.numbers, *(["what it does"] if looks.does else [])]
-    columns += ["true head", f"{first} error", f"{last} error"] if found is not None else []
+    words = "error" if other == "true" else "moved by"
+    columns += [f"{other} head", f"{first} {words}", f"{last} {words}"] if found is not None else []
     return tuple(columns), tuple(heads)
 
 
@@ -198,12 +213,15 @@ def command(config: Mapping[str, Any], folder: Path | None = None) -> str | None
     """The command that makes this run again, with every option that was in force; none if Python made it."""
     made_by = config.get("command")
     needed = {"demo": {"hidden_heads", "width", "seed"}, "learn": {"examples", "options"},
-              "train": {"heads", "steps"}}
+              "train": {"heads", "steps"}, "compare": {"one", "other"}}
     if not needed.get(str(made_by), {"nothing has this"}) <= set(config):
         return None
     if made_by == "demo":
         words = ["headway", "demo", "--heads", config["hidden_heads"], "--width", config["width"],
                  "--seed", config["seed"]]
+    elif made_by == "compare":
+        words = ["headway", "compare", config["one"], config["other"], "--page", "FILE.html",
+                 *_options({name: config[name] for name in config if name not in ("command", "one", "other")})]
     elif made_by == "learn":
         options = _form(config["options"], folder)
         words = ["headway", "learn", config["examples"], "--out", "RUN", *_options(options)]
