@@ -344,10 +344,22 @@ def test_what_cannot_be_put_there_is_refused(refused):
         model(**CASES["gpt2"].inputs())
     put = hw.replace(model, "h.1.attn", hw.AttentionLayer.random(heads=2, width=24, seed=0))
     assert repr(put).startswith("Replacement(h.1.attn: AttentionLayer(2 heads")
+    later = hw.replace(model, "h.1.attn", hw.AttentionLayer.random(heads=2, width=24, seed=0))
+    with refused("undo", "the layer in its place at h.1.attn", "put there later"):
+        put.undo()
+    later.undo()
     put.undo()
     put.undo()
     assert repr(put).endswith("undone)")
     assert type(model.h[1].attn).__name__ == "GPT2Attention"
+
+
+def test_what_comes_back_has_the_dtype_that_the_model_was_given():
+    case = CASES["bert"]
+    model = case.make()
+    with hw.replace(model, case.path, hw.from_torch(model, case.path)):
+        model.double()
+    assert {part.dtype for part in model.parameters()} == {torch.float64}
 
 
 def test_a_replaced_layer_may_be_trained_on():

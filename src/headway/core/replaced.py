@@ -23,7 +23,7 @@ class Replacement:
 
     def __init__(self, model: nn.Module, site: Site, module: Stand) -> None:
         self.model, self.site, self.module = model, site, module
-        self._in = False
+        self._in, self._dtype = False, module.query.dtype
         self._put(site.path, module)
         if site.split:
             self._put(site.exit_path, nn.Identity())
@@ -33,13 +33,17 @@ class Replacement:
         self._in = True
 
     def undo(self) -> None:
-        """Put back what stood there, on the device where the model is now; a second time does nothing."""
+        """Put back what stood there, on the device where the model is now, and in another dtype if the model was
+        given one; a second time does nothing. A layer that was put there later is taken out first."""
         if not self._in:
             return
-        device = self.module.query.device
-        self._put(self.site.path, self.site.entry.to(device))
-        if self.site.split:
-            self._put(self.site.exit_path, self.site.exit.to(device))
+        if self.model.get_submodule(self.site.path) is not self.module:
+            checks.refuse("undo", f"the layer in its place at {self.site.path}", "another module",
+                          "undo() of what was put there later, first")
+        query = self.module.query
+        dtype = query.dtype if query.dtype != self._dtype else None
+        for path, module in {self.site.path: self.site.entry, self.site.exit_path: self.site.exit}.items():
+            self._put(path, module.to(query.device, dtype))
         for part in self._around:
             part.use_nested_tensor = True
         self._in = False
