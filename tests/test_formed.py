@@ -284,6 +284,16 @@ def test_directions_that_tokens_never_visit_are_said(monkeypatch) -> None:
     assert "was not asked: time ran out" in fit.status.sentence
 
 
+def test_labels_that_were_set_aside_are_said(turned) -> None:
+    form, data = turned
+    Y = data.Y.clone()
+    Y[[3, 50, 200]] *= 100
+    fit = hw.learn(hw.Examples(data.X, Y, mask="causal"), form=form, heads=1, rank=2, seed=1)
+    assert fit.status.kind == "recovered" and fit.stats["outliers"] == 3
+    assert "3 of 300 sequences have labels that stand far out" in fit.status.sentence
+    assert fit.trace[-1]["outliers"] == [3, 50, 200]
+
+
 # Runs
 
 

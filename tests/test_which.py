@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor
 import headway as hw
 from headway.core.positions import buckets_of
 from headway.learning import which
-from headway.learning.clues import POSSIBLE, clues_of, sight_of
+from headway.learning.clues import POSSIBLE, Clues, clues_of, sight_of
+from headway.learning.formed_learn import Clock, Wanted
 from headway.learning.formed_read import read_off
+from headway.learning.formed_refine import FormCandidate
+from headway.learning.formed_source import FormSource
 from headway.learning.questions import DRAWS, clues_from
 
 D, M, Q, K = 12, 2, 4, 8
@@ -182,3 +186,20 @@ def test_a_long_table_has_buckets_and_is_not_read_as_one_of_all_offsets(monkeypa
     assert fit.status.ok and fit.stats["form"].startswith("T5's table of 32 offsets"), fit.status
     X = normal(20, K, 6, seed=11)
     torch.testing.assert_close(fit.predict(X), layer(X), rtol=0, atol=1e-6)
+
+
+def test_what_did_as_well_is_said_once_and_clues_of_no_layer_are_no_facts() -> None:
+    layer = layer_of(hw.Form())
+    X = normal(60, K, D)
+    source = FormSource(hw.Examples(X, layer(X)), hw.Form())
+    clues = Clues((hw.Sight(),), words=("outputs are gated",), asked=9)
+    way = which.Way(source, clues, Wanted(1, Q, None, 0), Clock(None, None))
+    found = FormCandidate({}, 0.1, 0.1, "stalled", 1, 1, 1)
+    way.best = hw.Form(), found
+    way.tried = [{"form": name, "by": "refinement", "error": error}
+                 for name, error in (("sinks", 0.105), ("a cap", 0.2), ("sinks", 0.105))]
+    said = list(which.how(clues, way))
+    assert "as if it were such a layer: outputs are gated" in said[0] and said[1].startswith("2 other forms were")
+    assert "these did as well: sinks;" in which.as_well(hw.Form(), way, K)
+    way.best = hw.Form(), replace(found, error=1e-12)
+    assert "as if" not in next(which.how(clues, way)) and "as well" not in which.as_well(hw.Form(), way, K)

@@ -351,6 +351,9 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
     known = None
     if error <= floor and not rest:
         known = _in_time(clock, lambda pulse: determined(source, best, wanted.seed, pulse))
+    aside = sorted(int(i) for i in source.parts.aside)
+    if aside:
+        clock.trace.append({"stage": "outliers", "heads": m, "outliers": aside, "seconds": 0.0})
     layer = layer_of(source, best).canonical()
     layer = grouped(layer, max(1e-9, 1e3 * error)) if error < FITTED else layer
     size = Size(data.width, data.out_width, data.length, "causal" if source.form.sight.causal else "none",
@@ -360,7 +363,7 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
         "held_out_error": error, "fitted_error": best.residual, "examples": len(data),
         "held_out": len(source.judge), "selected_by": len(source.select), "used": best.sequences,
         "floor": size.floor(m), "determined": known, "unidentified_directions": sum(_unseen(source)),
-        "depends": rest,
+        "depends": rest, "outliers": len(aside),
         "products": sum(int(event.get("products", 0)) for event in clock.trace),
         "out_of_time": best.reason == "time"}
     if isinstance(data, Answers):
@@ -422,10 +425,12 @@ def _unseen(source: FormSource) -> tuple[int, int]:
 
 
 def _tail(source: FormSource) -> str:
-    data = source.examples
-    return "".join(f" {blind} of {width} {of}token directions are never visited and stay unidentified."
-                   for blind, width, of in zip(_unseen(source), (data.width, data.key_width),
-                                               ("", "the keys' "), strict=True) if blind)
+    data, aside = source.examples, len(source.parts.aside)
+    said = "" if not aside else (f" {aside} of {len(data)} sequences have labels that stand far out in size; they "
+                                 "were set aside and are named in the trace.")
+    return said + "".join(f" {blind} of {width} {of}token directions are never visited and stay unidentified."
+                          for blind, width, of in zip(_unseen(source), (data.width, data.key_width),
+                                                      ("", "the keys' "), strict=True) if blind)
 
 
 def _in_time(clock: Clock, ask: Callable[[Callable[[], None]], bool]) -> bool | None:

@@ -332,11 +332,12 @@ def how(clues: Clues, way: Way) -> Iterator[str]:
     """By which evidence the form was taken."""
     if clues.words:
         by = f"The function was asked {clues.asked} sequences for its form" if clues.asked else "Of the form"
-        yield f"{by}: {'; '.join(clues.words)}."
+        # What no layer has been found to meet may be none, and then these answers are no layer's.
+        yield f"{by}{'' if way.met else ', as if it were such a layer'}: {'; '.join(clues.words)}."
     count = sum(entry["by"] == "descent" for entry in way.tried)
     if count:
         yield f"What is left of the form was found by comparing {count} short descents."
-    count = sum(entry["by"] == "refinement" for entry in way.tried)
+    count = len({entry["form"] for entry in way.tried if entry["by"] == "refinement"})
     if count:
         yield f"{count} other form{'s were' if count > 1 else ' was'} tried from the factors of a fit."
 
@@ -354,9 +355,12 @@ def as_well(form: Form, way: Way, length: int) -> str:
         also = [name for name, error in of("descent", mine[-1]["size"]).items()
                 if name != words and error <= AS_WELL * mine[-1]["error"]]
         said += [f"after as many steps these did as well: {'; '.join(also)}"] if also else []
-    exact = [name for name, error in {**of("fit"), **of("refinement")}.items()
-             if error < way.met_at and name != words]
+    ends = {name: error for name, error in {**of("fit"), **of("refinement")}.items() if name != words}
+    exact = [name for name, error in ends.items() if error < way.met_at]
     said += [f"these meet the labels too: {'; '.join(exact)}"] if exact else []
+    if way.best is not None and not way.met:
+        also = [name for name, error in ends.items() if error <= AS_WELL * way.best[1].error]
+        said += [f"refined to their end these did as well: {'; '.join(also)}"] if also else []
     if form.rotary is not None:
         said.append("whether planes are halves or pairs is not seen in the answers of a layer")
     if form.sight.window is None:
