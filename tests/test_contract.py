@@ -30,7 +30,7 @@ ORDER = [*(f"core.{name}" for name in (
              "policy", "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
              "starts.descent", "ranks", "ladder", "polish", "prune", "refine", "baselines", "evidence", "loop",
              "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
-             "formed_refine", "formed_learn", "formed_read", "clues", "questions",
+             "formed_refine", "formed_evidence", "formed_learn", "formed_read", "clues", "questions",
              "which", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
@@ -42,7 +42,8 @@ ORDER = [*(f"core.{name}" for name in (
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
              "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
-         "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing", "racing.race", "",
+         "runs.tensorboard", "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing",
+         "racing.race", "",
          "recall", "recall.data", "recall.model",
          "runs.traces", "report.heads", "report.figures", "report.given", "report.samples", "report.story",
          "report.pair", "report.charts", "report.page", "report",

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from headway.core import checks, configs, weights
 from headway.core.convert import factored, left_out
-from headway.core.factored import FactoredLayer
+from headway.core.factored import FactoredLayer, a_layer
 from headway.core.files import open_tensors, workshop, write_tensors
 from headway.core.forms import Cap, Form, Sight
 from headway.core.layer import AttentionLayer
 from headway.core.positions import OffsetTable, Rotary
-from headway.core.replaced import a_layer
 from headway.core.stored import Stored, open_weights
 
 # Where attention number N lies: what the stem ends with, and whether its keys are of another sequence.

@@ -360,6 +360,13 @@ class FactoredLayer:
                 f"width {width} → {self.out_width}{tail}: {self.form.describe()})")
 
 
+def a_layer(layer: Any) -> None:
+    """Refuse what is no layer."""
+    if not isinstance(layer, (AttentionLayer, FactoredLayer)):
+        hint = "fit.layer" if hasattr(layer, "layer") else "headway.from_torch(module)"
+        checks.refuse("layer", "an AttentionLayer or a FactoredLayer", type(layer).__name__, hint)
+
+
 def free_dimensions(layer: FactoredLayer, length: int | None = None) -> int:
     """Dimension of the set of factors with the function of this layer, near it: what no data can determine.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.core import attention, calls, checks, weights
-from headway.core.factored import FactoredLayer
+from headway.core.factored import FactoredLayer, a_layer
 from headway.core.forms import Form, Sight, heads_out, patterns_of
 from headway.core.layer import AttentionLayer
 from headway.core.sites import Site, find, packing
@@ -88,13 +88,6 @@ def replace(model: nn.Module, path: str, layer: AttentionLayer | FactoredLayer) 
     if like is not None:
         factors = factors.to(like.dtype if like.is_floating_point() else torch.float32).to(like.device)
     return Replacement(model, site, Stand(factors, layer, site.entry))
-
-
-def a_layer(layer: Any) -> None:
-    """Refuse what is no layer."""
-    if not isinstance(layer, (AttentionLayer, FactoredLayer)):
-        hint = "fit.layer" if hasattr(layer, "layer") else "headway.from_torch(module)"
-        checks.refuse("layer", "an AttentionLayer or a FactoredLayer", type(layer).__name__, hint)
 
 
 def as_factors(layer: AttentionLayer) -> FactoredLayer:
