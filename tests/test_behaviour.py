@@ -57,6 +57,7 @@ def test_a_planted_head_is_named(kind, causal):
     assert told.kind == kind
     assert 0.8 < told.share < 0.95 and told.sentence.startswith(kind.capitalize())
     assert f"{100 * told.share:.0f} % of its attention goes to" in told.sentence
+    assert told.label == f"{kind}, {100 * told.share:.0f} %"
     assert told.scores[kind] == max(told.scores[one] for one in AIMED)
     assert set(told.scores) == set(KINDS) - {"mixed"}
     # Of what is aimed, 80 % is put there and of the rest as much as by chance.
@@ -83,7 +84,8 @@ def test_what_chance_gives_does_not_count():
     scores = 8 * torch.randn(40, 1, 3, 3, generator=draw).double()
     peaked = torch.softmax(scores.masked_fill(~see[:, None], -math.inf), 3)
     told = behaviours(peaked, letters(40, 3))[0]
-    assert told.kind == "mixed" and "at most" in told.sentence
+    assert told.kind == "mixed" and "At best" in told.sentence
+    assert told.label == f"mixed, {100 * told.share:.0f} % at best"
 
 
 def test_targets_that_coincide_do_not_count_twice():

@@ -34,6 +34,11 @@ class Behaviour:
     sentence: str
     scores: Mapping[str, float]  # of every kind that these sequences can tell: 0 by chance, 1 always
 
+    @property
+    def label(self) -> str:
+        """The kind with its number, for a table."""
+        return f"{self.kind}, {_percent(self.share)}{' at best' if self.kind == 'mixed' else ''}"
+
     def __str__(self) -> str:
         return self.sentence
 
@@ -136,7 +141,8 @@ def _named(aimed: Sequence[Aimed], even: tuple[float, float], places: float | No
     if best is None:
         return Behaviour("mixed", even[0], 1.0, f"Mixed: it looks at {_percent(even[0])} of the keys in sight, and "
                          "not by place.", kept)
-    return Behaviour("mixed", best.share, best.chance, f"Mixed: at most {best}", kept)
+    return Behaviour("mixed", best.share, best.chance, f"Mixed: nothing stands out. At best, {best}",
+                     kept)
 
 
 def _percent(share: float) -> str:

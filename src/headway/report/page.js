@@ -150,8 +150,10 @@
     const across = ticks(keys, pixels);
     const words = queries.map((_, a) => keys.map((_, b) => plainly(quoted(queries, a) + " looks at " + quoted(keys, b))));
     const most = [0, 0];
+    // Where one key alone is in sight there is nothing to see.
+    const chosen = (a) => rows[a].filter((value) => value > 0).length > 1;
     rows.forEach((row, a) => row.forEach((value, b) => {
-      if (value > rows[most[0]][most[1]]) most.splice(0, 2, a, b);
+      if (chosen(a) && (!chosen(most[0]) || value > rows[most[0]][most[1]])) most.splice(0, 2, a, b);
     }));
     const note = noteOf(element);
     note.textContent = data.heads[head].name + ", largest weight " + rows[most[0]][most[1]].toFixed(3) + ": "

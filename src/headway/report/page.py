@@ -119,7 +119,7 @@ def _other(story: Story, j: int) -> str:
     if story.match is None or j not in story.match.order or not story.looks.true_does:
         return ""
     mine, other = story.looks.does[j], story.looks.true_does[story.match.order.index(j)]
-    return "" if mine.kind == other.kind else f"{other.kind}, {100 * other.share:.0f} %"
+    return "" if mine.kind == other.kind else other.label
 
 
 def _part(name: str) -> str:

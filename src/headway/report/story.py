@@ -179,7 +179,7 @@ def table(
         for name in shown.names:
             cells += [f"{float(parts[name].norm()):.3g}", str(ranks[name])]
         cells += [f"{float(values[j]):.3g}" for values in shown.numbers.values()]
-        cells += [f"{looks.does[j].kind}, {100 * looks.does[j].share:.0f} %"] if looks.does else []
+        cells += [looks.does[j].label] if looks.does else []
         if found is not None:
             cells += ["none", "–", "–"] if partner is None else [
                 str(partner + 1), *(f"{errors[partner]:.1e}" if math.isfinite(errors[partner]) else "–"
