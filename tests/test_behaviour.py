@@ -74,6 +74,59 @@ def test_one_planted_wrongly_is_seen():
     assert told[0].scores["previous token"] < CLEAR and told[1].scores["induction"] < CLEAR
 
 
+def slow(P, tokens, filled, causal):
+    """Scores of one head as the definitions say them, row by row."""
+    n, k = tokens.shape
+    sums = {kind: [] for kind in AIMED}
+    looked = seen = rows = 0
+    for s in range(n):
+        real = [b for b in range(k) if not filled[s, b]]
+        t = tokens[s].tolist()
+        for a in real:
+            V = [b for b in real if b <= a or not causal]
+            p = {b: float(P[s, a, b]) for b in V}
+            before, first = {a - 1} & set(V), {real[0]}
+            aims = {"previous token": before,
+                    "first token": first if not first & (before | {a}) else set(),
+                    "same token": {b for b in V if b != a and t[b] == t[a]},
+                    "induction": {b for b in V if b - 1 in real and b - 1 != a and t[b - 1] == t[a] and b != a}}
+            for kind, aim in aims.items():
+                told = kind in ("previous token", "first token") or not aim & (first | before)
+                if aim and told and len(aim) < len(V):
+                    sums[kind].append((sum(p[b] for b in aim), len(aim) / len(V)))
+            if len(V) > 1:
+                looked += math.exp(-sum(w * math.log(w) for w in p.values() if w > 0))
+                seen, rows = seen + len(V), rows + 1
+    found = {"broad": (looked - rows) / (seen - rows)}
+    for kind, pairs in sums.items():
+        share, chance = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+        found[kind] = (share - chance) / (1 - chance)
+    D = torch.zeros(n, k, k).double()
+    for s in range(n):
+        for a in range(k):
+            V = [b for b in range(k) if not filled[s, b] and (b <= a or not causal)]
+            if not filled[s, a] and len(V) > 1:
+                D[s, a, V] = P[s, a, V] - 1 / len(V)
+    if not filled.any():
+        pairs = sum((D[s] * D[r]).sum() for s in range(n) for r in range(n) if r != s)
+        found["position"] = float(pairs / (n - 1) / D.square().sum())
+    return found
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("filling", [True, False])
+def test_scores_are_what_the_definitions_say(causal, filling):
+    draw = torch.Generator().manual_seed(3)
+    tokens, filled = torch.randint(4, (6, 9), generator=draw), torch.zeros(6, 9, dtype=torch.bool)
+    filled[:3, :2] = filled[3:, 6:] = filling
+    see = sighted(causal, 6, 9, filled)
+    S = (3 * torch.randn(6, 2, 9, 9, generator=draw).double()).masked_fill(~see.unsqueeze(1), -math.inf)
+    P = torch.softmax(S, 3).nan_to_num()
+    for i, one in enumerate(behaviours(P, tokens, filled if filling else None)):
+        wanted = slow(P[:, i], tokens, filled, causal)
+        assert {kind: one.scores[kind] for kind in wanted} == pytest.approx(wanted, abs=1e-12)
+
+
 def test_what_chance_gives_does_not_count():
     """In sequences of three, an even head puts a third to a half of its attention on the first token."""
     see = sighted(True, 40, 3)
