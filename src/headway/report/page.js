@@ -135,7 +135,7 @@
 
   // Plotly takes some markup in texts, and <s> is a token.
   const plainly = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const quoted = (tokens, i) => (looks.named ? "‘" + cut(tokens[i], 60) + "’ (" + (i + 1) + ")" : "token " + tokens[i]);
+  const quoted = (tokens, i, most = 60) => (looks.named ? "‘" + cut(tokens[i], most) + "’ (" + (i + 1) + ")" : "token " + tokens[i]);
 
   function ticks(tokens, pixels) {
     const every = Math.ceil((tokens.length * 15) / pixels);
@@ -227,7 +227,7 @@
       // Text has to be read on it, so half of the way is the most.
       chip.style.backgroundColor = "rgb(" + shade(0.5 * Math.max(row[b], 0) ** 0.7).join(",") + ")";
       chip.lastChild.textContent = row[b] >= 0.05 ? row[b].toFixed(2) : "";
-      chip.title = quoted(keys, b) + ": " + told(b, 3);
+      chip.title = quoted(keys, b, Infinity) + ": " + told(b, 3);
     });
     Array.from(strip.children).forEach((chip, a) => chip.setAttribute("aria-selected", String(a === query)));
     strip.setAttribute("aria-activedescendant", strip.id + "-" + query);
