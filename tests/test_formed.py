@@ -187,6 +187,25 @@ def test_groups_are_read_off(name: str) -> None:
     assert grouped(other, 1e-8).groups == M
 
 
+@pytest.mark.parametrize("off", [3e-6, 1e-3])
+def test_the_error_told_is_that_of_the_layer_with_shared_keys(off, monkeypatch) -> None:
+    truth = hw.FactoredLayer.random(2, D, size=Q, groups=1, form=FORMS["rotary"], seed=3).to(torch.float32)
+    X = normal(300, K, D).float()
+    data = hw.Examples(X, truth(X))
+
+    def roughly(layer: hw.FactoredLayer, tolerance: float) -> hw.FactoredLayer:
+        found = grouped(layer, tolerance)
+        return replace(found, out=(1 + off) * found.out)
+
+    monkeypatch.setattr(formed_learn, "grouped", roughly)
+    fit = hw.learn(data, form=FORMS["rotary"], heads=2, rank=Q)
+    part = data.take(FormSource(data, FORMS["rotary"]).judge)
+    Y = part.Y.double()
+    left = float((fit.predict(part.X.double()) - Y).norm() / (Y - Y.mean((0, 1))).norm())
+    assert fit.stats["held_out_error"] == pytest.approx(left, rel=0.05)
+    assert fit.layer.groups == fit.stats["groups"] == (1 if off < 1e-5 else 2)
+
+
 @pytest.mark.parametrize("wrong", [{"form": "rotary"}, {"form": hw.Form(), "method": "moments"},
                                    {"form": hw.Form(), "run": 3}, {"form": hw.Form(), "rank": None}])
 def test_what_is_not_used_is_refused(wrong: dict[str, object]) -> None:

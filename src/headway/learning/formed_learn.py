@@ -335,6 +335,16 @@ def layer_of(source: FormSource, best: FormCandidate) -> FactoredLayer:
                          form, cross=source.examples.key_width is not None)
 
 
+def _entered(source: FormSource, layer: FactoredLayer) -> dict[str, Tensor]:
+    """A layer's factors in working coordinates, every head with keys and values of its own."""
+    assert source.frame is not None
+    t, share = layer.tensors(), layer.heads // layer.groups
+    label = 0.0 if source.frame.label is None else source.frame.label
+    t |= {name: t[name].repeat_interleave(share, 0) for name in ("key", "value")}
+    t |= {"out": t["out"] / source.frame.scale, "offset": (t["offset"] - label) / source.frame.scale}
+    return source.entered(t)
+
+
 def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clock) -> Fit:
     """The layer, and what may be said of it from sequences that nobody used."""
     data = source.examples
@@ -344,6 +354,13 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
     source = source.of_form(template(source.form, m, data.width, q, p))
     error = source.misses(source.judge, best.tensors)
     floor = floor_of(data.dtype)
+    layer = layer_of(source, best).canonical()
+    shared = grouped(layer, max(1e-9, 1e3 * error)) if error < FITTED else layer
+    if shared.groups < m:
+        # Keys are shared to within a tolerance, and the error is that of the layer which is handed over.
+        with_them = source.misses(source.judge, _entered(source, shared))
+        if with_them <= (floor if error <= floor else FITTED):
+            layer, error = shared, with_them
     rest = None
     if (error > max(floor, FITTED) and best.reason != "time") or (error <= floor and data.dtype in ROUGH):
         draw = torch.Generator().manual_seed(zlib.crc32(f"{wanted.seed}:probes".encode()))
@@ -354,8 +371,6 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
     aside = sorted(int(i) for i in source.parts.aside)
     if aside:
         clock.trace.append({"stage": "outliers", "heads": m, "outliers": aside, "seconds": 0.0})
-    layer = layer_of(source, best).canonical()
-    layer = grouped(layer, max(1e-9, 1e3 * error)) if error < FITTED else layer
     size = Size(data.width, data.out_width, data.length, "causal" if source.form.sight.causal else "none",
                 min(q, data.width), p)
     stats: dict[str, Any] = {
