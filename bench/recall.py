@@ -2,9 +2,9 @@
 
     python bench/recall.py      # a minute or two of one core; writes src/headway/recall/recall.safetensors
 
-Width 32, two layers of four heads, AdamW, seed 0: the same weights every time on one machine. It must be right on
-more than 99.9 % of the letters that can be known, in sequences drawn by another seed, with a head in the first
-layer that looks at the letter before and an induction head in the second; otherwise nothing is written.
+Width 32, a layer of four heads and one of two, AdamW, seed 2: the same weights every time on one machine. It must
+be right on more than 99.9 % of the letters that can be known, in sequences drawn by another seed, with a head in
+the first layer that looks at the letter before and an induction head in the second; otherwise nothing is written.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from headway.core.files import write_tensors
 from headway.recall.data import sequences
 from headway.recall.model import FIRST, LAST, Recaller, loss, measured, own, stored
 
-STEPS, BATCH, RATE, PLACES = 4000, 64, 4e-3, 64
+SEED, UNSEEN_SEED = 2, 1000
+STEPS, BATCH, RATE, PLACES = 3000, 64, 4e-3, 64
 UNSEEN = 2000  # sequences it is measured on
 LEAST = 0.999  # of the letters that can be known
 
 
 def train(steps: int) -> Recaller:
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # torch's layers take no generator
+        torch.manual_seed(SEED)  # torch's layers take no generator
         model = Recaller()
-    draw = torch.Generator().manual_seed(1)
+    draw = torch.Generator().manual_seed(SEED)
     adam = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
     pace = OneCycleLR(adam, RATE, total_steps=steps, pct_start=0.1)
     for step in range(steps):
@@ -50,7 +51,7 @@ def train(steps: int) -> Recaller:
 def main() -> None:
     torch.set_num_threads(1)  # sums come out the same
     model = train(STEPS)
-    ids = sequences(UNSEEN, torch.Generator().manual_seed(2))
+    ids = sequences(UNSEEN, torch.Generator().manual_seed(UNSEEN_SEED))
     score = measured(model, ids)
     rows = []
     for number, path in enumerate((FIRST, LAST), 1):

@@ -20,8 +20,8 @@ from headway.core.layer import AttentionLayer
 from headway.core.modules import from_torch
 from headway.recall.data import ALPHABET, known
 
-WIDTH, HEADS, LAYERS = 32, 4, 2
-FIRST, LAST = "blocks.0.attention", f"blocks.{LAYERS - 1}.attention"  # where the two layers stand
+WIDTH, HEADS = 32, (4, 2)  # heads of the first layer and of the second
+FIRST, LAST = "blocks.0.attention", "blocks.1.attention"  # where the two layers stand
 
 
 class Block(nn.Module):
@@ -43,10 +43,10 @@ class Block(nn.Module):
 class Recaller(nn.Module):
     """Letters (n, k) as numbers to scores of the next letter, (n, k, 26)."""
 
-    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
+    def __init__(self, width: int = WIDTH, heads: tuple[int, ...] = HEADS) -> None:
         super().__init__()
         self.letters = nn.Embedding(len(ALPHABET), width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(Block(width, count) for count in heads))
         self.norm, self.out = nn.RMSNorm(width), nn.Linear(width, len(ALPHABET))
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
