@@ -26,15 +26,15 @@ from torch import Tensor
 
 from headway.core import attention
 from headway.core.devices import normal
-from headway.core.forms import Form
+from headway.core.forms import Form, places
 from headway.core.tangents import ALIKE, Chain
 from headway.learning.formed_slow import SEEN, WIDEST, Slow, along, slow_columns, squares
 from headway.learning.formed_steps import Steps, slowest
 from headway.learning.gauss_newton import LeastSquares
 from headway.learning.shapes import Metric, inverse, lifted
-from headway.learning.thin import LIFT, PRICE
+from headway.learning.thin import LIFT, PRICE, Eliminated, features, outputs
 from headway.linalg.krylov import Linear
-from headway.linalg.projected import Problem, Rows, cholesky
+from headway.linalg.projected import Problem, Rows
 
 MAPS = ("query", "key", "value", "gate")  # unknowns that are linear maps of tokens, (m, r, ·)
 STEPS = ("step", "drift")  # unknowns of formed_steps.py
@@ -187,22 +187,11 @@ class FormedModel(LeastSquares):
     """The model of gauss_newton: all unknowns but O and c."""
 
     def evaluate(self, shape: Formed) -> FormedPoint:
-        e = self.problem.chunks[0].Y.shape[2]
-        size = shape.heads * shape.p + 1
-        G = shape.value.new_zeros(size, size)
-        kept: list[tuple[Chain, Tensor]] = []
+        kept = []
         for rows in self.problem.chunks:
             chain = chain_of(rows, shape)
             kept.append((chain, features(rows, chain.H, True)))
-            G += kept[-1][1].T @ kept[-1][1]
-        factor = cholesky(G)
-        pairs = [(rows.Y.reshape(-1, e), H) for rows, (_, H) in zip(self.problem.chunks, kept, strict=True)]
-        best = shape.value.new_zeros(size, e)
-        for _ in range(2):  # the second time refines
-            left = [H.T @ (Y - H @ best) for Y, H in pairs]
-            best = best + torch.cholesky_solve(torch.stack(left).sum(0), factor)
-        residuals = tuple(Y - H @ best for Y, H in pairs)
-        loss = sum(float(r.double().square().sum()) for r in residuals)
+        best, residuals, loss, factor = outputs(self.problem, [H for _, H in kept])
         return FormedPoint(shape, best[:-1], best[-1], loss, residuals, factor, tuple(kept))
 
     def products(self, point: FormedPoint, shape: Formed, dtype: torch.dtype) -> FormedProducts:
@@ -216,55 +205,22 @@ def chain_of(rows: Rows, shape: Formed) -> Chain:
              for name, F in shape.maps.items()}
     steps = shape.steps(rows.X.shape[1])
     parts = parts if steps is None else steps.applied(parts)
-    here = _places(rows.X) if rows.here is None else rows.here
-    there = rows.there if rows.there is not None else here if rows.Z is None else _places(rows.Z)
+    here = places(rows.X) if rows.here is None else rows.here
+    there = rows.there if rows.there is not None else here if rows.Z is None else places(rows.Z)
     return Chain.of(parts, shape.form, shape.own, rows.see, here, there)
 
 
-def _places(X: Tensor) -> Tensor:
-    return torch.arange(X.shape[1], dtype=torch.float64, device=X.device)
-
-
-def features(rows: Rows, H: Tensor, offset: bool) -> Tensor:
-    """(n·k, m·p) or with a last column of ones, rows weighted."""
-    n, m, k, p = H.shape
-    flat = H.transpose(1, 2).reshape(n * k, m * p)
-    if offset:
-        flat = torch.cat([flat, flat.new_ones(n * k, 1)], dim=1)
-    return flat if rows.valid is None else flat * rows.valid.reshape(n * k, 1)
-
-
-class FormedProducts:
+class FormedProducts(Eliminated):
     """v ↦ Jᵀ(I − Π)J v at one point, in a chosen precision."""
 
+    shape: Formed
+
     def __init__(self, problem: Problem, point: FormedPoint, shape: Formed, dtype: torch.dtype) -> None:
-        self.problem, self.shape = problem.to(dtype), shape.to(dtype)
-        eye = torch.eye(len(point.factor), dtype=point.factor.dtype, device=point.factor.device)
-        root = torch.linalg.solve_triangular(point.factor, eye, upper=False)
-        self.inverse, self.O = (root.T @ root).to(dtype), point.out.to(dtype)
-        self.K = self.O @ self.O.T
+        super().__init__(problem, point, shape, dtype)
         self.kept = [(chain.to(dtype), H.to(dtype)) for chain, H in point.kept]
 
-    def gradient(self, residuals: tuple[Tensor, ...]) -> Tensor:
-        """Jᵀr; r is orthogonal to the features already."""
-        g = torch.zeros_like(self.shape.value)
-        for rows, (chain, _), r in zip(self.problem.chunks, self.kept, residuals, strict=True):
-            g += self._back(rows, chain, r.to(g.dtype) @ self.O.T)
-        return g
-
-    def curvature(self, v: Tensor) -> Tensor:
-        d = self.shape.biased(self.shape.parts(v))
-        changes: list[Tensor] = []
-        R: Tensor | float = 0.0
-        for rows, (chain, H) in zip(self.problem.chunks, self.kept, strict=True):
-            changes.append(features(rows, self._push(rows, chain, d), False))
-            R = R + H.T @ changes[-1]
-        assert isinstance(R, Tensor)
-        S = self.inverse @ R
-        g = torch.zeros_like(v)
-        for rows, (chain, H), dH in zip(self.problem.chunks, self.kept, changes, strict=True):
-            g += self._back(rows, chain, (dH - H @ S) @ self.K)
-        return g
+    def _parts(self, v: Tensor) -> Tensors:
+        return self.shape.biased(self.shape.parts(v))
 
     def _back(self, rows: Rows, chain: Chain, gH: Tensor) -> Tensor:
         """Adjoint of unknowns ↦ H."""

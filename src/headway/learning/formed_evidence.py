@@ -13,10 +13,11 @@ from torch import Tensor
 
 from headway.core.tangents import Chain
 from headway.learning import evidence
-from headway.learning.formed import Formed, FormRows, chain_of, features
+from headway.learning.formed import Formed, FormRows, chain_of
 from headway.learning.formed_refine import FormCandidate
 from headway.learning.formed_source import FormSource
 from headway.learning.source import spaced
+from headway.learning.thin import features
 from headway.linalg.projected import Rows
 
 Pairs = tuple[Tensor, Tensor | None, Tensor]  # queries' tokens, those of keys if others, (n, m, k, l)

@@ -26,7 +26,7 @@ from headway.core.forms import Form, Sight
 from headway.core.results import Fit, Status
 from headway.core.sources import Answers
 from headway.learning import evidence
-from headway.learning.formed import Formed, FormedModel, chain_of, features
+from headway.learning.formed import Formed, FormedModel, chain_of
 from headway.learning.formed_evidence import depends
 from headway.learning.formed_groups import grouped
 from headway.learning.formed_refine import FormCandidate, refine_form
@@ -37,6 +37,7 @@ from headway.learning.ladder import FITTED, floor_of
 from headway.learning.source import spaced
 from headway.learning.starts.descent import LOOK
 from headway.learning.starts.descent import STEPS as LONGEST
+from headway.learning.thin import features
 from headway.learning.verdict import SAFE, STALLED, heads_of
 from headway.runs.store import Run, Stage
 

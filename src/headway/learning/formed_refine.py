@@ -25,7 +25,7 @@ from headway.learning.formed_source import FormSource
 from headway.learning.formed_steps import settled, turns
 from headway.learning.gauss_newton import NEAR, OutOfTimeError
 from headway.learning.ladder import FEWEST, HOPE, KEPT, ROWS, Ladder, Pace
-from headway.learning.prune import columns_needed, leading, step_down, without_cost
+from headway.learning.prune import columns_needed, leading, root_of, solved, step_down, truncated, without_cost
 from headway.learning.ranks import NARROW
 from headway.learning.refine import BATCH, BOLD, FREE, Cuts, tried
 from headway.linalg.projected import Problem, cholesky
@@ -271,10 +271,6 @@ def gathered(shape: Formed, point: FormedPoint, i: int, j: int) -> Formed:
     return Formed.of(t, shape.form).keep([h for h in range(m) if h != i])
 
 
-def _root(G: Tensor) -> Tensor:
-    return cholesky(G).mT
-
-
 def _gram(chains: tuple[tuple[Chain, Tensor], ...]) -> Tensor:
     """Σ h_ih_iᵀ of what every head hands on, (m, p, p)."""
     parts = [chain.H.transpose(0, 1).flatten(1, 2).double() for chain, _ in chains]
@@ -285,7 +281,7 @@ def out_values(at: Ladder) -> Tensor:
     """Singular values of every head's output H_iO_i, (m, p): what columns of V cost."""
     shape: Formed = at.shape
     point: FormedPoint = at.point
-    root = _root(_gram(point.kept))
+    root = root_of(_gram(point.kept))
     out = point.out.double().view(shape.heads, shape.p, -1)
     if shape.form.gate is not None:  # channels are gated one by one and cannot be mixed
         sizes = root.norm(dim=1) * out.norm(dim=2)
@@ -297,7 +293,7 @@ def out_values(at: Ladder) -> Tensor:
 def narrowed_out(shape: Formed, point: FormedPoint, p: int) -> Formed:
     """p columns of V, those that matter most to the output."""
     m, t = shape.heads, dict(shape.tensors)
-    root, out = _root(_gram(point.kept)), point.out.double().view(m, shape.p, -1)
+    root, out = root_of(_gram(point.kept)), point.out.double().view(m, shape.p, -1)
     if shape.form.gate is not None:
         best = (root.norm(dim=1) * out.norm(dim=2)).argsort(dim=1, descending=True)[:, :p]
         for name in ("value", "gate"):
@@ -305,7 +301,7 @@ def narrowed_out(shape: Formed, point: FormedPoint, p: int) -> Formed:
         form = shape.form.with_tensors({"gate": t["gate"]})
         return Formed.of(t, form)
     U = torch.linalg.svd(root @ out, full_matrices=False)[0][:, :, :p]
-    mix = torch.linalg.solve_triangular(root, U, upper=True)
+    mix = solved(root, U)
     return Formed.of({**t, "value": (t["value"].double() @ mix).to(shape.value)}, shape.form)
 
 
@@ -320,19 +316,13 @@ def score_roots(at: Ladder) -> tuple[Tensor, Tensor]:
 def _score_metric(at: Ladder) -> tuple[Tensor, Tensor]:
     found = at.model.products(at.point, at.shape, at.dtype).moments(at.generator).parts
     S, M = (found["asking"] / found["rows"]).double(), found["key_in"].double()
-    return _root(S), _root(M)
+    return root_of(S), root_of(M)
 
 
 def narrowed_scores(shape: Formed, at: Ladder, q: int) -> Formed:
     """The best A_iB_iᵀ with q columns, in the metric in which scores cost."""
     S, M = _score_metric(at)
-    A, B = shape.tensors["query"].double(), shape.tensors["key"].double()
-    U, R = torch.linalg.qr(S @ A)
-    V, K = torch.linalg.qr(M @ B)
-    u, s, vh = torch.linalg.svd(R @ K.mT)
-    root = s[:, :q].sqrt().unsqueeze(1)
-    left = torch.linalg.solve_triangular(S, U @ (u[:, :, :q] * root), upper=True)
-    right = torch.linalg.solve_triangular(M, V @ (vh[:, :q].mT * root), upper=True)
+    left, right = truncated(shape.tensors["query"].double(), shape.tensors["key"].double(), S, M, q)
     return Formed.of({**shape.tensors, "query": left.to(shape.value), "key": right.to(shape.value)}, shape.form)
 
 

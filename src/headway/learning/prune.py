@@ -65,14 +65,14 @@ def merge_cost(shape: Thin, moments: Moments) -> Tensor:
 
 def singular_values(shape: Thin, point: ThinPoint, moments: Moments) -> tuple[Tensor, Tensor]:
     """Of every Θ_i and W_i in the metric in which they cost: (m, q) and (m, p)."""
-    S, M, T = (_root(part.double()) for part in moments)
+    S, M, T = (root_of(part.double()) for part in moments)
     A, B, V = shape.A.double(), shape.B.double(), shape.V.double()
     core = torch.linalg.qr(S @ A)[1] @ torch.linalg.qr(M @ B)[1].mT
     out = torch.linalg.qr(T @ V)[1] @ point.out.double().view(len(V), V.shape[2], -1)
     return torch.linalg.svdvals(core), torch.linalg.svdvals(torch.linalg.qr(out.mT)[1])
 
 
-def _root(G: Tensor) -> Tensor:
+def root_of(G: Tensor) -> Tensor:
     """R, upper triangular, with RᵀR = G: the least ridge lets it be inverted, so directions that cost nothing stay
     where they are. (On a GPU a hundred times faster than by eigenvalues.)"""
     return cholesky(G).mT
@@ -103,23 +103,23 @@ def step_down(values: Tensor) -> int:
 
 def narrowed(shape: Thin, point: ThinPoint, moments: Moments, q: int, p: int) -> Thin:
     """The best approximation with q and p columns, in the metric in which they cost."""
-    S, M, T = (_root(part.double()) for part in moments)
-    A, B = _truncated(shape.A.double(), shape.B.double(), S, M, q)
+    S, M, T = (root_of(part.double()) for part in moments)
+    A, B = truncated(shape.A.double(), shape.B.double(), S, M, q)
     V = shape.V.double()
     U = leading(T @ V, point.out.double().view(len(V), V.shape[2], -1), p)
-    return Thin.joined(A, B, _solved(T, U)).to(shape.value.dtype)
+    return Thin.joined(A, B, solved(T, U)).to(shape.value.dtype)
 
 
-def _truncated(A: Tensor, B: Tensor, left: Tensor, right: Tensor, q: int) -> tuple[Tensor, Tensor]:
+def truncated(A: Tensor, B: Tensor, left: Tensor, right: Tensor, q: int) -> tuple[Tensor, Tensor]:
     """ABᵀ with q columns, nearest under ‖left · rightᵀ‖."""
     U, R = torch.linalg.qr(left @ A)
     V, K = torch.linalg.qr(right @ B)
     u, s, vh = torch.linalg.svd(R @ K.mT)
     root = s[:, :q].sqrt().unsqueeze(1)
-    return _solved(left, U @ (u[:, :, :q] * root)), _solved(right, V @ (vh[:, :q].mT * root))
+    return solved(left, U @ (u[:, :, :q] * root)), solved(right, V @ (vh[:, :q].mT * root))
 
 
-def _solved(R: Tensor, Z: Tensor) -> Tensor:
+def solved(R: Tensor, Z: Tensor) -> Tensor:
     """R⁻¹Z for upper triangular R."""
     found: Tensor = torch.linalg.solve_triangular(R, Z, upper=True)
     return found

@@ -13,6 +13,7 @@ The gauges A → AT, B → BT⁻ᵀ and V → VT are left free: conjugate gradie
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,65 +95,85 @@ class ThinModel(LeastSquares):
     """The model of gauss_newton: unknowns (A, B, V)."""
 
     def evaluate(self, shape: Thin) -> ThinPoint:
-        e = self.problem.chunks[0].Y.shape[2]
         m, _, p = shape.V.shape
-        size = m * p + self.problem.offset
-        G = shape.value.new_zeros(size, size)
-        kept: list[tuple[Heads, Tensor]] = []
+        kept = []
         for rows in self.problem.chunks:
             heads = _heads(rows, shape)
-            kept.append((heads, _features(rows, heads[3] @ heads[2], self.problem.offset)))
-            G += kept[-1][1].T @ kept[-1][1]
-        factor = cholesky(G)
-        pairs = [(rows.Y.reshape(-1, e), H) for rows, (_, H) in zip(self.problem.chunks, kept, strict=True)]
-        best = shape.value.new_zeros(size, e)
-        for _ in range(2):  # the second time refines
-            left = [H.T @ (Y - H @ best) for Y, H in pairs]
-            best = best + torch.cholesky_solve(torch.stack(left).sum(0), factor)
-        residuals = tuple(Y - H @ best for Y, H in pairs)
-        loss = sum(float(r.double().square().sum()) for r in residuals)
+            kept.append((heads, features(rows, heads[3] @ heads[2], self.problem.offset)))
+        best, residuals, loss, factor = outputs(self.problem, [H for _, H in kept])
         out, offset = (best[:-1], best[-1]) if self.problem.offset else (best, None)
-        W = shape.V @ out.view(m, p, e)
+        W = shape.V @ out.view(m, p, -1)
         return ThinPoint(shape.theta(), W, offset, out, loss, residuals, factor, tuple(kept))
 
     def products(self, point: ThinPoint, shape: Thin, dtype: torch.dtype) -> ThinProducts:
         return ThinProducts(self.problem, point, shape, dtype)
 
 
-class ThinProducts:
-    """v ↦ Jᵀ(I − Π)J v at one point, in a chosen precision."""
+class Eliminated:
+    """v ↦ Jᵀ(I − Π)J v at one point, in a chosen precision, O and c eliminated. A subclass says what H is."""
 
-    def __init__(self, problem: Problem, point: ThinPoint, shape: Thin, dtype: torch.dtype) -> None:
+    def __init__(self, problem: Problem, point: Any, shape: Any, dtype: torch.dtype) -> None:
         self.problem, self.shape = problem.to(dtype), shape.to(dtype)
         eye = torch.eye(len(point.factor), dtype=point.factor.dtype, device=point.factor.device)
         root = torch.linalg.solve_triangular(point.factor, eye, upper=False)
-        self.inverse, self.O, self.W = (root.T @ root).to(dtype), point.out.to(dtype), point.W.to(dtype)
+        self.inverse: Tensor = (root.T @ root).to(dtype)
+        self.O: Tensor = point.out.to(dtype)
         self.K = self.O @ self.O.T
-        self.kept = [((Q.to(dtype), K.to(dtype), Z.to(dtype), P.to(dtype)), H.to(dtype))
-                     for (Q, K, Z, P), H in point.kept]
+        self.kept: list[tuple[Any, Tensor]] = []
+
+    def _parts(self, v: Tensor) -> Any:
+        """A change of the unknowns by name."""
+        raise NotImplementedError
+
+    def _push(self, rows: Rows, made: Any, parts: Any) -> Tensor:
+        """What it changes of H, (n, m, k, p)."""
+        raise NotImplementedError
+
+    def _back(self, rows: Rows, made: Any, gH: Tensor) -> Tensor:
+        """Adjoint of unknowns ↦ H."""
+        raise NotImplementedError
 
     def gradient(self, residuals: tuple[Tensor, ...]) -> Tensor:
         """Jᵀr; r is orthogonal to the features already."""
         g = torch.zeros_like(self.shape.value)
-        for rows, (heads, _), r in zip(self.problem.chunks, self.kept, residuals, strict=True):
-            g += self._back(rows, heads, r.to(g.dtype) @ self.O.T)
+        for rows, (made, _), r in zip(self.problem.chunks, self.kept, residuals, strict=True):
+            g += self._back(rows, made, r.to(g.dtype) @ self.O.T)
         return g
 
     def curvature(self, v: Tensor) -> Tensor:
-        dA, dB, dV = self.shape.parts(v)
-        changes = []
+        parts = self._parts(v)
+        changes: list[Tensor] = []
         R: Tensor | float = 0.0
-        for rows, ((Q, K, Z, P), H) in zip(self.problem.chunks, self.kept, strict=True):
-            dQ, dK = attention.apart(attention.queries(rows.X, dA), dA), attention.apart(rows.X, dB)
-            dP = attention.softmax_rule(P, dQ @ K.mT + Q @ dK.mT)
-            changes.append(_features(rows, dP @ Z + P @ attention.apart(rows.X, dV), False))
+        for rows, (made, H) in zip(self.problem.chunks, self.kept, strict=True):
+            changes.append(features(rows, self._push(rows, made, parts), False))
             R = R + H.T @ changes[-1]
         assert isinstance(R, Tensor)
         S = self.inverse @ R
         g = torch.zeros_like(v)
-        for rows, (heads, H), dH in zip(self.problem.chunks, self.kept, changes, strict=True):
-            g += self._back(rows, heads, (dH - H @ S) @ self.K)
+        for rows, (made, H), dH in zip(self.problem.chunks, self.kept, changes, strict=True):
+            g += self._back(rows, made, (dH - H @ S) @ self.K)
         return g
+
+
+class ThinProducts(Eliminated):
+    """The same with H_i = P_iXV_i."""
+
+    shape: Thin
+
+    def __init__(self, problem: Problem, point: ThinPoint, shape: Thin, dtype: torch.dtype) -> None:
+        super().__init__(problem, point, shape, dtype)
+        self.W = point.W.to(dtype)
+        self.kept = [((Q.to(dtype), K.to(dtype), Z.to(dtype), P.to(dtype)), H.to(dtype))
+                     for (Q, K, Z, P), H in point.kept]
+
+    def _parts(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.shape.parts(v)
+
+    def _push(self, rows: Rows, heads: Heads, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        (Q, K, Z, P), (dA, dB, dV) = heads, parts
+        dQ, dK = attention.apart(attention.queries(rows.X, dA), dA), attention.apart(rows.X, dB)
+        dP = attention.softmax_rule(P, dQ @ K.mT + Q @ dK.mT)
+        return dP @ Z + P @ attention.apart(rows.X, dV)
 
     def _back(self, rows: Rows, heads: Heads, gH: Tensor) -> Tensor:
         """Adjoint of (A, B, V) ↦ H."""
@@ -263,10 +284,25 @@ def _heads(rows: Rows, shape: Thin) -> Heads:
     return Q, K, Z, torch.softmax(S, dim=3)
 
 
-def _features(rows: Rows, H: Tensor, offset: bool) -> Tensor:
+def features(rows: Rows, H: Tensor, offset: bool) -> Tensor:
     """(n, m, k, p) to (n·k, m·p), with a column of ones; zero on rows that do not count."""
     n, m, k, p = H.shape
     flat = H.transpose(1, 2).reshape(n * k, m * p)
     if offset:
         flat = torch.cat([flat, flat.new_ones(n * k, 1)], dim=1)
     return flat if rows.valid is None else flat * rows.valid.reshape(n * k, 1)
+
+
+def outputs(problem: Problem, kept: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...], float, Tensor]:
+    """[O; c] that is best for these features, what it leaves, Σ‖r‖², and the Cholesky factor of HᵀH."""
+    G = kept[0].T @ kept[0]
+    for H in kept[1:]:
+        G += H.T @ H
+    factor = cholesky(G)
+    pairs = [(rows.Y.reshape(-1, rows.Y.shape[2]), H) for rows, H in zip(problem.chunks, kept, strict=True)]
+    best = G.new_zeros(len(G), pairs[0][0].shape[1])
+    for _ in range(2):  # the second time refines
+        left = [H.T @ (Y - H @ best) for Y, H in pairs]
+        best = best + torch.cholesky_solve(torch.stack(left).sum(0), factor)
+    residuals = tuple(Y - H @ best for Y, H in pairs)
+    return best, residuals, sum(float(r.double().square().sum()) for r in residuals), factor
