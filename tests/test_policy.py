@@ -50,6 +50,7 @@ class World:
     unmixed: tuple[float, ...] = (0.1, 0.2)
     descended: tuple[float, str] | tuple[float, str, float] = (0.9, "flat")
     refined: float = FLOOR / 2
+    columns: int | None = None  # of the scores of what is refined
     structured: bool = True
     placed: bool = False
     spare: bool = False
@@ -88,7 +89,8 @@ class World:
                 return replace(self.seen(action.name, action.rung.heads, own[0] if own else error, error),
                                reason=reason)
             case Refine():
-                return replace(self.seen(action.name, action.heads, self.refined, self.refined), out_rank=4)
+                found = self.seen(action.name, action.heads, self.refined, self.refined)
+                return replace(found, rank=self.columns, out_rank=4)
             case Probe():
                 return self.structured
             case Place():
@@ -345,6 +347,8 @@ def test_factors_that_fit_are_the_end():
 
 LADDERS = {
     "small": (facts(16, method="factors", n=10**5), [Rung(6, 16, 16, held) for held in (0.0, 3.0, 10.0)]),
+    "full rank where it costs little": (facts(32, method="factors", n=10**5), [
+        Rung(6, 32, 32, held) for held in (0.0, 3.0, 10.0)]),
     "few rows": (facts(64, method="factors"), [
         *(Rung(8, 24, 24, held) for held in (3.0, 10.0)), Rung(8, 24, 64, 0.0)]),
     "wide": (facts(64, method="factors", n=10**5), [
@@ -375,6 +379,22 @@ def test_only_a_promising_descent_is_refined_and_the_first_that_fits_ends_the_la
     assert not names(asked, Refine)
     asked, _ = walk(given, World(descended=(0.29, "by heart")))
     assert len(names(asked, Descend)) == len(names(asked, Refine)) == 1
+
+
+def rungs(given, **world):
+    """Of the descents, one that came near after the other."""
+    asked, _ = walk(given, World(descended=(0.1, "target"), **world))
+    return [action.rung for action in asked if isinstance(action, Descend)]
+
+
+def test_scores_of_full_rank_are_tried_where_a_fit_used_every_column_it_could():
+    given = facts(64, method="factors", n=10**5)
+    usual, full = Rung(8, 24, 24, 0.0), Rung(8, 64, 64, 0.0)
+    assert rungs(given, refined=0.01, columns=24) == [usual, full]
+    assert full not in rungs(given, refined=0.01, columns=23), "fewer were enough"
+    assert rungs(given, columns=24) == [usual], "nothing was left"
+    assert not any(one.q == 64 for one in rungs(replace(given, rank=24), refined=0.01, columns=24)), "told"
+    assert rungs(replace(given, heads=3), refined=0.01, columns=64)[-1] == Rung(3, 64, 64, 0.0)
 
 
 def test_what_a_wide_layer_s_descents_learned_by_heart_is_said_to_be_too_few():

@@ -60,7 +60,7 @@ class Rules:
     hold_hard: float = 10.0  # the same, where that was not enough
     scant: float = 20.0  # equations to an unknown of a student below which its weights are held down at once
     crammed: float = 0.9  # part of the error on others below which a descent knows its own rows better
-    small: int = 32  # width up to which projections of full rank cost little
+    small: int = 32  # width up to which scores and projections of full rank cost little
     head_size: int = 24  # least columns of a student's heads, where no rank is given
     head_part: int = 8  # widths over such a column count, for wide layers
     student_heads: int = 6  # heads of a student at least
@@ -253,11 +253,12 @@ class _Plan:
 
     def ladder(self) -> list[Rung]:
         """Students in the order they are tried: more heads than there should be, of a size that trained heads
-        seldom exceed; the same with its weights held down, at once where rows are few; with projections of full
-        rank."""
+        seldom exceed, or of full rank in small widths; the same with its weights held down, at once where rows are
+        few; with projections of full rank."""
         facts, rules, d, e = self.facts, self.rules, self.facts.size.d, self.facts.size.e
         columns = max(rules.head_size, 8 * math.ceil(d / (8 * rules.head_part)))
-        q = min(d, facts.rank if isinstance(facts.rank, int) else columns)
+        columns = d if d <= rules.small else min(d, columns)
+        q = min(d, facts.rank) if isinstance(facts.rank, int) else columns
         m = facts.heads or min(facts.max_heads, max(rules.student_heads, math.ceil(rules.student_width * d / q)))
         full = min(d, e)
         p = full if d <= self.rules.small else min(q, full)
@@ -278,7 +279,8 @@ class _Plan:
         best: Seen | None = None
         nearest: Seen | None = None
         late = self.moments or self.rough
-        for j, rung in enumerate(self.ladder()):
+        rungs = self.ladder()
+        for j, rung in enumerate(rungs):
             # Weights are held down where a descent knows its own rows better than others, until one comes near.
             if j and rung.decay and (best is not None or not self.crammed):
                 continue
@@ -288,16 +290,32 @@ class _Plan:
             nearest = better(nearest, found) if math.isfinite(found.error) else nearest
             if not found.error <= self.rules.promising:  # nor where it came to nothing at all
                 continue
-            best = better(best, (yield Refine(f"refine-{rung.name}", found.name, rung.heads)))
+            fit: Seen = yield Refine(f"refine-{rung.name}", found.name, rung.heads)
+            best = better(best, fit)
             if best.error < self.rules.fitted:
                 break
             yield from self.set_aside(best)
+            if self.narrow(rung, fit):
+                rungs[j + 1 :] = [self.wider(rung, fit)]
         if best is None and nearest is not None and self.no_other_start():
             best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short,
                                 why="no descent came near, and there is no other start: the nearest, briefly")
         return best
 
+    def narrow(self, rung: Rung, fit: Seen) -> bool:
+        """Whether a fit that left something used every column its scores could have, and nobody said how many."""
+        told = isinstance(self.facts.rank, int)
+        return not told and rung.q < self.facts.size.d and fit.rank is not None and fit.rank >= rung.q
+
+    def wider(self, rung: Rung, fit: Seen) -> Rung:
+        """The same with scores and projections of full rank."""
+        facts = self.facts
+        heads = facts.heads or min(facts.max_heads, max(self.rules.student_heads, fit.heads))
+        return Rung(heads, facts.size.d, min(facts.size.d, facts.size.e), rung.decay)
+
     def why_descent(self, rung: Rung, again: bool, late: bool) -> str:
+        if again and rung.q == self.facts.size.d > self.ladder()[0].q:
+            return "the fit before used all the columns of its scores: scores of full rank"
         if rung.decay and again:
             return "the descent before knew its own rows better than others: weights are held down"
         if rung.decay:
