@@ -85,9 +85,22 @@ def test_demo_tells_a_story(tmp_path):
     page = (tmp_path / "runs" / "demo-1" / "report.html").read_text()
     assert "held-out quantile" in page
     assert (tmp_path / "runs" / "demo-1" / "truth.safetensors").exists()
+    for words in ("induction head", "Previous token", "the learned layer in its place", "The first act took",
+                  "Look at it: runs/demo-1/recall/report.html"):
+        assert words in done.stderr
+    looks = (tmp_path / "runs" / "demo-1" / "recall" / "report.html").read_text()
+    assert "What the head writes where it looks" in looks
     again = headway("demo", "--heads", 2, "--width", 8, "--json", cwd=tmp_path)
-    assert json.loads(again.stdout)["run"] == "runs/demo-2"
-    assert json.loads(again.stdout)["report"] == "runs/demo-2/report.html"
+    told = json.loads(again.stdout)
+    assert told["run"] == "runs/demo-2"
+    assert told["report"] == "runs/demo-2/report.html"
+    recall = told["recall"]
+    assert (recall["status"], recall["run"]) == ("recovered", "runs/demo-2/recall")
+    assert max(recall["match"]["theta_error"] + recall["match"]["w_error"]) < 1e-5
+    assert {head["kind"] for head in recall["heads"]} == {"induction"}
+    assert recall["heads"][recall["induction"] - 1]["share"] == max(head["share"] for head in recall["heads"])
+    as_it_is, without, learned = recall["model"].values()
+    assert abs(learned["loss"] - as_it_is["loss"]) < 1e-5 < as_it_is["loss"] < 0.01 * without["loss"]
 
 
 def test_a_layer_not_established_exits_1(tmp_path):

@@ -97,9 +97,20 @@ def plot_run(
 
 def tell(
     fit: Fit, folder: Path, truth: AttentionLayer | FactoredLayer | None, as_json: bool, stages: bool = False,
-    page: Path | None = None,
 ) -> None:
     """The story of a run; exits 1 when the status is not ok."""
+    found = told(fit, folder, truth, stages)
+    if as_json:
+        say(found)
+    if not fit.status.ok:
+        raise typer.Exit(1)
+
+
+def told(
+    fit: Fit, folder: Path, truth: AttentionLayer | FactoredLayer | None, stages: bool = False,
+    page: Path | None = None,
+) -> dict[str, Any]:
+    """The story of a run for people, and what a program is told of it."""
     import headway as hw
 
     match = hw.match(fit.layer, truth) if truth is not None else None
@@ -117,15 +128,12 @@ def tell(
               f"Run folder: {folder}", markup=False)
     if page is not None:
         err.print(f"Look at it: {page}", soft_wrap=True, markup=False)
-    if as_json:
-        found = None if match is None else {
-            "order": match.order, "theta_error": match.theta_error, "w_error": match.w_error,
-            "missing": match.missing, "excess": match.excess}
-        say({"run": str(folder), "status": fit.status.kind, "sentence": fit.status.sentence,
-             "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "match": found,
-             **({} if page is None else {"report": str(page)})})
-    if not fit.status.ok:
-        raise typer.Exit(1)
+    found = None if match is None else {
+        "order": match.order, "theta_error": match.theta_error, "w_error": match.w_error,
+        "missing": match.missing, "excess": match.excess}
+    return {"run": str(folder), "status": fit.status.kind, "sentence": fit.status.sentence,
+            "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "match": found,
+            **({} if page is None else {"report": str(page)})}
 
 
 def _heads(layer: Any, truth: Any, match: Match | None) -> None:

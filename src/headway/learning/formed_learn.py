@@ -33,7 +33,7 @@ from headway.learning.formed_refine import FormCandidate, refine_form
 from headway.learning.formed_source import FormSource
 from headway.learning.formed_start import form_descended, template
 from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
-from headway.learning.ladder import FITTED, floor_of
+from headway.learning.ladder import FITTED, floor_in_words, floor_of
 from headway.learning.source import spaced
 from headway.learning.starts.descent import LOOK
 from headway.learning.starts.descent import STEPS as LONGEST
@@ -397,8 +397,9 @@ def verdict(
     count, on = heads_of(best.heads), f"on {len(source.judge)} sequences kept for the judgement"
     count, tail = f"{count} ({layer.form.describe()})", _tail(source)
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(best.heads)}
+    floor_words = floor_in_words(source.examples.dtype)
     if error <= floor and not rest:
-        told = f"to the floor of the arithmetic: {count}, relative error {error:.1e} {on}."
+        told = f"to {floor_words}: {count}, relative error {error:.1e} {on}."
         if known:
             return Status("recovered", f"Recovered {told} Pushed a little, the factors come back to the same heads."
                           f"{tail}", numbers)
@@ -407,8 +408,8 @@ def verdict(
                "of them.")
         return Status("fitted", f"Fitted {told} {why}{tail}", numbers)
     if error <= FITTED:
-        return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
-                      f"arithmetic ({floor:.0e}).{tail}", numbers)
+        return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above {floor_words} "
+                      f"({floor:.0e}).{tail}", numbers)
     n, least = source.parts.distinct, size.floor(best.heads)
     if n < least or (error > 3 * best.residual and best.sequences >= n and n < SAFE * least):
         need = math.ceil(SAFE * least * len(source.examples) / max(len(source.fit), 1))

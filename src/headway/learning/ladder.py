@@ -56,6 +56,12 @@ def floor_of(dtype: torch.dtype) -> float:
     return FLOORS.get(dtype, 2 * torch.finfo(dtype).eps)
 
 
+def floor_in_words(dtype: torch.dtype) -> str:
+    """What ``floor_of`` is the floor of."""
+    name = str(dtype).removeprefix("torch.")
+    return "the floor of the arithmetic" if dtype == torch.float64 else f"the floor of labels in {name}"
+
+
 @dataclass(frozen=True)
 class Pace:
     """How Gauss–Newton goes from one look to the next."""

@@ -30,7 +30,7 @@ from headway.learning import evidence
 from headway.learning.candidate import Candidate
 from headway.learning.determined import Determined, dependence, determined, small
 from headway.learning.gauss_newton import OutOfTimeError
-from headway.learning.ladder import FITTED
+from headway.learning.ladder import FITTED, floor_in_words
 from headway.learning.loop import Loop
 from headway.learning.source import CHECKED
 from headway.runs.store import Stage
@@ -111,6 +111,7 @@ def status(
 ) -> Status:
     """What may be said of ``error``, measured ``on`` sequences nobody used."""
     count, source, floor = heads_of(heads), loop.source, loop.floor
+    floor_words = floor_in_words(loop.examples.dtype)
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(heads)}
     tail = _tail(loop, outliers)
     if error <= floor:
@@ -120,10 +121,10 @@ def status(
                           f"other heads do the same on these inputs.{_open(known)} Draw more varied ones.{tail}",
                           numbers)
         if known is not None and known.everything:
-            return Status("recovered", f"Recovered to the floor of the arithmetic: {count}, relative error "
-                          f"{error:.1e} {on}.{tail}", numbers)
-        return Status("fitted", f"Fitted to the floor of the arithmetic: {count}, relative error {error:.1e} "
-                      f"{on}.{_open(known)}{tail}", numbers)
+            return Status("recovered", f"Recovered to {floor_words}: {count}, relative error {error:.1e} {on}."
+                          f"{tail}", numbers)
+        return Status("fitted", f"Fitted to {floor_words}: {count}, relative error {error:.1e} {on}."
+                      f"{_open(known)}{tail}", numbers)
     n, least = source.parts.distinct, size.floor(best.heads)
     # Fitted and judged sequences are of one kind: where others are missed by far more, these were learned by heart.
     apart = error > max(APART * noise, FITTED)
@@ -135,9 +136,9 @@ def status(
                       f"(error {error:.1e} {on}, fitted {best.residual:.1e}). At least {need} different ones are "
                       f"needed.{tail}", {**numbers, "needed": float(need)})
     if error <= FITTED:
-        return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above the floor of the "
-                      f"arithmetic ({floor:.0e}).{_open(known)}{_faint(loop, error)} What the inputs hardly show "
-                      f"of the heads may be known less well than that.{tail}", numbers)
+        return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above {floor_words} "
+                      f"({floor:.0e}).{_open(known)}{_faint(loop, error)} What the inputs hardly show of the heads "
+                      f"may be known less well than that.{tail}", numbers)
     if cause == "by heart":
         need = TIMES * len(loop.examples)
         return Status("too_few", f"Too few examples to find the heads: {n} different sequences are learned by "

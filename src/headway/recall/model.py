@@ -93,6 +93,11 @@ def own(model: Recaller, path: str) -> AttentionLayer:
     return layer
 
 
+def unembedding(model: Recaller) -> Tensor:
+    """What an output raises of each letter, (26, width), but for the size that the last norm divides by."""
+    return (model.out.weight * model.norm.weight).detach()
+
+
 def stored() -> Path:
     """Where the trained weights lie."""
     return Path(str(resources.files("headway.recall"))) / "recall.safetensors"
