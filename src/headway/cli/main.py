@@ -28,8 +28,8 @@ TRACEBACK = "HEADWAY_TRACEBACK"  # set to 1: a fault shows where it happened
 
 def main() -> None:
     """The ``headway`` command: whatever goes wrong becomes one sentence on stderr and an exit code."""
-    # Threads that wait for each other in a busy loop take the cores that the others need: beside other work learning
-    # then takes many times as long. Read when torch is loaded, which no command has done yet.
+    # Threads that wait for each other in a busy loop take the cores that the others need: beside other work
+    # learning then takes many times as long. Read when torch is loaded, which no command has done yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         code = app(standalone_mode=True)
