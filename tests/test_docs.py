@@ -35,7 +35,7 @@ WORDS = "".join(page.read_text() for page in PAGES)
 
 def blocks(path):
     """(kind, body) of the fenced blocks, in order."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), flags=re.S | re.M)
+    return re.findall(r"^```([^\n]*)\n(.*?)^```$", path.read_text(), flags=re.S | re.M)
 
 
 def run(line):
@@ -78,10 +78,13 @@ def test_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch, capsys):
         assert names["done"].path.columns["loss"][-1] < names["done"].path.columns["loss"][0]
 
 
+SPHINX = ("{eval-rst}", "{toctree}", "{include}")  # blocks that make docs reads
+
+
 def test_blocks_are_of_known_kinds():
     for page in PAGES:
         for kind, _ in blocks(page):
-            assert kind in ("python", "sh", ""), f"{page}: a block of kind {kind!r}"
+            assert kind in ("python", "sh", "") or kind.split()[0] in SPHINX, f"{page}: a block of kind {kind!r}"
 
 
 # -- commands inside sentences ----------------------------------------------------------------------------------
@@ -245,10 +248,31 @@ def test_the_figure_is_drawn(tmp_path, monkeypatch):
     assert "docs/figure.png" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.docs
+def test_the_pages_are_pictured(tmp_path, monkeypatch):
+    from tests import browser
+
+    browser.chromium()
+    monkeypatch.setattr(sys, "argv", ["screens.py", str(tmp_path)])
+    runpy.run_path(str(ROOT / "docs" / "screens.py"), run_name="__main__")
+    kept = {path.name for path in (ROOT / "docs" / "screens").glob("*.png")}
+    assert kept == {path.name for path in tmp_path.glob("*.png")} == set(
+        re.findall(r"\(\S*screens/(\w+\.png)\)", WORDS))
+    for name in kept:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
 def test_every_public_name_is_in_the_reference():
     named = set(re.findall(r"^\.\. auto(?:class|function|exception):: headway\.(\w+)$",
                            (ROOT / "docs" / "api.md").read_text(), flags=re.M))
     assert set(hw.__all__) - named == set()
+
+
+def test_every_public_name_has_an_example():
+    shown = "".join(body for kind, body in blocks(ROOT / "docs" / "api.md") if kind == "python")
+    without = {name for name in hw.__all__
+               if f"hw.{name}" not in shown and ">>>" not in (getattr(hw, name).__doc__ or "")}
+    assert without == set()
 
 
 def test_core_says_where_each_of_its_modules_belongs():
@@ -256,6 +280,17 @@ def test_core_says_where_each_of_its_modules_belongs():
 
     there = {path.stem for path in Path(headway.core.__file__).parent.glob("*.py")} - {"__init__"}
     assert there - set(re.findall(r"\w+", headway.core.__doc__)) == set()
+
+
+def test_the_glossary_is_short_and_the_questions_have_short_answers():
+    terms = re.findall(r"^\| (?!word)(.+?) \|", (ROOT / "docs" / "glossary.md").read_text(), flags=re.M)
+    assert 10 < len(terms) <= 25
+    assert len(set(terms)) == len(terms)
+    asked = re.split(r"^\*\*", (ROOT / "docs" / "questions.md").read_text(), flags=re.M)[1:]
+    assert len(asked) == 5
+    for one in asked:
+        (answer,) = re.findall(r"```python\n(.*?)```", one, flags=re.S)
+        assert len(answer.strip().splitlines()) <= 3
 
 
 def test_links_lead_somewhere():
