@@ -361,8 +361,8 @@ def test_what_is_met_once_is_not_said_to_be_known_by_heart(fresh):
 
 def test_a_run_with_a_black_box_goes_on_to_the_same_result(refused, tmp_path, monkeypatch):
     def ask(fresh=2000):
-        box = small_box()
-        return box, hw.ask(box, 60, 6, 8, law="gaussian", fresh=fresh)
+        box = Box(low_rank(2, 8, 2, seed=2))
+        return box, hw.ask(box, 120, 6, 8, law="gaussian", fresh=fresh)
 
     box, data = ask()
     before = box.count

@@ -100,8 +100,10 @@ def test_sculpting_a_parity_ends_with_the_broken_condition(seed):
                    method=hw.Sculpt(limit=20, thresholds=Thresholds(sharpen=0)))
     assert "ΣW_i is singular" in fit.status.sentence, fit.status.sentence
     X = hw.draw(secret.layer, count=500, length=2, seed=9).X
-    met = float((fit.layer(X) - secret.layer(X)).norm() / secret.layer(X).norm()) < 1e-9
-    assert fit.status.kind == ("recovered" if met else "degenerate")
+    error = float((fit.layer(X) - secret.layer(X)).norm() / secret.layer(X).norm())
+    assert fit.status.kind in ("recovered", "degenerate")
+    # How far a polish of 20 iterations gets here is a matter of rounding; that it says so is not.
+    assert error < 1e-11 if fit.status.kind == "recovered" else error > 1e-14
 
 
 @pytest.mark.parametrize("name", FAMILIES)

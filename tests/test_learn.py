@@ -423,8 +423,8 @@ def test_adam_in_double_precision_goes_below_single():
     data = hw.draw(hw.AttentionLayer.random(heads=1, width=4, seed=0), count=300, length=4, seed=1)
     source = Source(data)
     source.frame = find_frame(data, source.fit, source.device)
-    found = adam(source, 1, Setting(dtype=torch.float64, last=1e-4), seed=torch.Generator().manual_seed(0))
-    assert found.error < 5e-8  # half the rounding of single precision
+    found = adam(source, 1, Setting(dtype=torch.float64, last=1e-5), seed=torch.Generator().manual_seed(0))
+    assert found.error < 1e-12  # in single precision it ends at 1e-7
 
 
 BAD = {
