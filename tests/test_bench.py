@@ -29,8 +29,10 @@ SMALL = {  # constants of the script, for a run of seconds
     "success": {"SEEN": range(1), "FRESH": range(1000, 1001)},
     "few": {"COUNT": 2},
     "noise": {"CASES": [(2, 8, 8, 600)], "SEEDS": (0,)},
-    "methods": {"SEEDS": (900,), "SECONDS": 6.0, "METHODS": ("auto", "lbfgs"), "OF_FORMS": (), "SITUATIONS": {
-        "white": ("white tokens", lambda seed: importlib.import_module("scenes").white(1, 4, 4, 150)(seed))}},
+    "methods": {"SEEDS": (900,), "SECONDS": 6.0, "LEARNED": 1e-12, "METHODS": ("auto", "lbfgs"), "OF_FORMS": (),
+                # lbfgs stops at 5e-7, at once: with the script's own target the seconds of a busy one would decide
+                "SITUATIONS": {"white": ("white tokens", lambda seed: importlib.import_module("scenes").white(
+                    1, 4, 4, 150)(seed))}},
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
     "which": {"SEEDS": (100,), "forms": lambda seed: {"window": hw.Form(sight=hw.Sight(causal=True, window=3))},
@@ -118,7 +120,7 @@ def every(rows, **wanted):
 EXPECTED = {  # what a small run must have found: script -> record -> of its summary and rows
     "speed": {"speed": lambda s, r: r[0]["heads found"] == 4 and s["worst head error"] < 1e-12 and positive(
         r[0]["learn, s"], r[0]["Adam, s"], r[0]["ratio"], r[0]["its ratio"])
-        and r[0]["Adam, s"] > r[0]["its s"]},
+        and r[0]["Adam reached"] < r[0]["best Adam reached"]},  # 120 steps and 50
     "time_to": {"time_to": lambda s, r: s["layers"] == 2 and len(r) == 6 and all(
         positive(row["s to 9e-01"]) and (row["s to 1e-12"] is None) == (row["learner"] == "Adam") for row in r)
         and all("A, B, W" not in row["by"] for row in r[:3] if row["by"])},
