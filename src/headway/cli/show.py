@@ -132,7 +132,8 @@ def told(
         "order": match.order, "theta_error": match.theta_error, "w_error": match.w_error,
         "missing": match.missing, "excess": match.excess}
     return {"run": str(folder), "status": fit.status.kind, "sentence": fit.status.sentence,
-            "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "match": found,
+            "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "ranks": fit.stats.get("ranks", 1),
+            "match": found,
             **({} if page is None else {"report": str(page)})}
 
 

@@ -48,6 +48,11 @@ class Shards(Examples):
         return self._starts[-1]
 
     @property
+    def starts(self) -> list[int]:
+        """The number of the first sequence of each shard, and that of all."""
+        return list(self._starts)
+
+    @property
     def length(self) -> int:
         return int(self._head["X"][0])
 

@@ -174,7 +174,7 @@ def _found(
     """With the empty directions, which are flat too."""
     every = tuple(min(a + b, n) for a, b, n in zip(flat, white.empty, white.directions, strict=True))
     return Determined(every, white.directions, exact, min(more, sum(white.directions) - sum(every)), least,
-                      white.count, sum(len(rows.X) for rows in problem.chunks))
+                      white.count, problem.sequences)
 
 
 # -- estimated ----------------------------------------------------------------------------------------------

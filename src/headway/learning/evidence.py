@@ -11,6 +11,8 @@ Each probe gives the part of the sign patterns that reach t, for either half in 
 with J probes the residual is said to depend on the inputs if one part is at most LEVEL/J.
 
 The residuals are those of the rows fitted: there the error of the estimate itself leaves no trace, to first order.
+A probe looks at a sample of bounded size. Where examples are split over ranks, each reads all of that sample and
+finds the same: to split it would save less than to agree would take.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ def glance(source: Source, floor: float) -> str:
     """Whether the labels are a linear function of the row's own token, or those of the first row are: a cause's
     name, or nothing. By regression on half of up to 512 sequences, looked at on the other half."""
     index = spaced(source.fit, min(len(source.fit), 512))
+    source = source.sample(index)
     rows = source.rows(index, torch.float64)
     if rows.valid is not None or len(index) * rows.X.shape[1] < 6 * (source.d + 1):
         return ""
@@ -91,6 +94,7 @@ def shifted(source: Source, generator: torch.Generator) -> bool:
     """Whether the labels show attention from another row and none from their own."""
     every = source.parts.different
     index = spaced(every, min(len(every), 1024))
+    source = source.sample(index)
     halves = [list(source.stream(half, 2, torch.float32)) for half in (index[::2], index[1::2])]
     linear = moments.residualise(lambda: halves[0])[0]
     first, second = ([moments.without_linear(part, linear) for part in half] for half in halves)
@@ -114,6 +118,7 @@ def structure(
     every = source.parts.different  # a sequence and its copy, one in either half, would look like a relation
     count = min(len(every), best.sequences or len(every), max(32, rows // source.examples.length))
     index = spaced(every, count)
+    source = source.sample(index)
     # What a close fit leaves is below the rounding of float32, which depends on the inputs.
     dtype = torch.float32 if best.residual > CLOSE else torch.float64
     first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
@@ -312,6 +317,7 @@ def placed(source: Source, best: Candidate, generator: torch.Generator) -> bool:
         return False
     every = source.parts.different
     index = spaced(every, min(len(every), best.sequences or len(every), 2 * max(16, PAIRS // (SHUFFLES * k * k))))
+    source = source.sample(index)
     dtype = torch.float32 if best.residual > CLOSE else torch.float64
     first, second = ([left_over(part, best) for part in source.stream(half, best.heads, dtype)]
                      for half in (index[::2], index[1::2]))

@@ -85,8 +85,9 @@ class LeastSquares:
 
     @property
     def small(self) -> bool:
-        """Whether a GPU takes longer to be told of a product than to make it."""
-        return self.problem.rows <= SMALL
+        """Whether a GPU takes longer to be told of a product than to make it, and may make it without the host: a
+        sum over ranks it may not."""
+        return self.problem.ranks.alone and self.problem.rows <= SMALL
 
     def variation(self) -> float:
         return self.problem.variation()

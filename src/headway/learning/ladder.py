@@ -196,7 +196,7 @@ class Ladder:
         for rows, r in zip(self.model.problem.chunks, point.residuals, strict=True):
             assert rows.valid is not None
             total += float((r.view_as(rows.Y) / rows.valid.clamp_min(1e-30)).double().square().sum())
-        return math.sqrt(total / self.variation)
+        return math.sqrt(self.problem.ranks.total(total) / self.variation)
 
     def error_of(self, point: Any, everywhere: bool = False) -> float:
         """The relative error on other sequences, some or all."""

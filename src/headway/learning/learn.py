@@ -9,17 +9,20 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headway.core import checks
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.forms import Form
+from headway.core.layer import AttentionLayer
 from headway.core.names import BASELINES
-from headway.core.results import Fit, NotLearnedError
+from headway.core.results import Fit, NotLearnedError, Status
 from headway.core.shards import Shards
 from headway.core.sources import Answers
 from headway.core.words import data_of, form_from
@@ -27,10 +30,12 @@ from headway.learning import baselines
 from headway.learning.candidate import Candidate
 from headway.learning.formed_learn import Clock, Wanted, learn_form
 from headway.learning.loop import Asked, Loop, Progress
+from headway.learning.parts import Parted, digest_of, ranks_of, store_of
 from headway.learning.settings import Auto, Sculpt, Settings, resolved
 from headway.learning.source import spaced
 from headway.learning.verdict import conclude
 from headway.learning.which import learn_some_form
+from headway.linalg.totals import Alone, ranks
 from headway.runs.store import Run, Stage
 
 
@@ -78,6 +83,11 @@ def learn(
     ("why": it was chosen; "before": what the last one found); if it has a method ``finished``, that is called with
     the fit. ``headway.TensorBoard(folder)`` is one.
 
+    In a torch.distributed group of several processes all call this with the same arguments and work on one fit:
+    each reads its own shards (or a part of what all have in memory), and gets the fit of one process. Rank 0 keeps
+    the run and reports. Plain scores and the methods "auto", "moments", "factors" and "starts" can be learned so;
+    others are refused.
+
     >>> from headway.core.layer import AttentionLayer
     >>> from headway.core.sources import draw
     >>> truth = AttentionLayer.random(heads=2, width=6, seed=0)
@@ -85,26 +95,39 @@ def learn(
     >>> fit.layer.heads, fit.status.kind
     (2, 'recovered')
     """
+    group = ranks()
     if not (isinstance(form, str) and form == "plain"):
+        _one_process(group, "form", "form='plain' (--form plain), the only one that several processes share so far")
         return _any_form(examples, form, heads, method, rank, seconds, seed, device, run, strict, progress)
     settings = resolved(method)
     wanted = checks.count_or("heads", heads, "auto")
     rank = checks.count_or("rank", rank, "auto", None)
+    if isinstance(settings, Sculpt) or settings.method in BASELINES:
+        _one_process(group, "method", "method='auto', 'moments', 'factors' or 'starts'")
+    if not group.alone and isinstance(examples, Examples):
+        examples, progress = Parted(examples, group), progress if group.rank == 0 else None
     _check(examples, settings, wanted, rank, seconds, seed)
     options = {"heads": wanted, "method": settings.method, "rank": rank, "seconds": seconds, "seed": int(seed),
                "device": None if device is None else str(device), **settings.options()}
-    kept = _kept(run, examples, options, settings)
-    if kept is not None and kept.finished:
-        fit = kept.fit()
+    kept, finished = _kept(run, examples, options, settings)
+    if finished:
+        fit = _everywhere(examples, lambda: kept.fit() if kept is not None else None)
     else:
         own = settings if isinstance(settings, Auto) else Auto()
         asked = Asked(settings.method, wanted if isinstance(wanted, int) else None, rank, own.max_heads, own.starts,
                       own.limit, seconds, int(seed))
         loop = Loop(examples, asked, device, kept, progress)
-        fit = replace(_learned(loop, settings), settings=options, seed=int(seed))
-        if kept is not None:
-            kept.finish(fit, examples.hashes())
+        made = replace(_learned(loop, settings), settings=options, seed=int(seed))
+        fit = _everywhere(examples, lambda: _with_ranks(made, examples))
+        if run is not None:
+            _finish(kept, fit, examples)
     return _ended(fit, strict, progress)
+
+
+def _one_process(group: Alone, name: str, hint: str) -> None:
+    if not group.alone:
+        checks.refuse(name, "what several processes can learn together", f"another, on {group.size} of them",
+                      f"{hint}; or one process")
 
 
 def _ended(fit: Fit, strict: bool, progress: Progress | None) -> Fit:
@@ -135,8 +158,8 @@ def _any_form(
     options = {"heads": wanted, "method": "auto", "rank": size, "seconds": seconds, "seed": int(seed),
                "device": None if device is None else str(device),
                "form": "auto" if isinstance(form, str) else data_of(form)}
-    kept = _kept(run, examples, options, Auto())
-    if kept is not None and kept.finished:
+    kept, finished = _kept(run, examples, options, Auto())
+    if kept is not None and finished:
         fit = kept.fit()
     else:
         ask = Wanted(wanted if isinstance(wanted, int) else None, size if isinstance(size, int) else None, seconds,
@@ -213,14 +236,43 @@ def _sound(examples: Any, seconds: float | None, seed: int) -> None:
 
 def _kept(
     run: str | os.PathLike[str] | Run | None, examples: Examples, options: dict[str, Any], settings: Settings
-) -> Run | None:
-    """The run of these examples and settings; a folder that belongs to others is refused."""
+) -> tuple[Run | None, bool]:
+    """The run of these examples and settings, and whether it is finished; a folder that belongs to others is
+    refused. Of several ranks the first has it."""
     if run is None:
-        return None
+        return None, False
     if not isinstance(run, (str, os.PathLike, Run)):
         checks.refuse("run", "the path of a folder", type(run).__name__, "run='runs/first'")
-    kept = run if isinstance(run, Run) else Run.at(run)
-    own: dict[str, Any] = {"digest": examples.digest(), "examples": "in memory", "options": options}
+    group, kept = ranks_of(examples), None
+    if group.rank == 0:
+        with group.together():
+            kept = run if isinstance(run, Run) else Run.at(run)
+    else:
+        with group.together():
+            pass
+    # A run of several ranks knows its examples by the numbers of the sequences, each of which one rank can form; a
+    # run of one process by a hash over all of them, which one process has to read.
+    of_each = group.decided(kept is not None and kept.config.get(
+        "digest_of", "examples" if "digest" in kept.config or group.alone else "sequences") == "sequences")
+    if of_each:
+        digest = digest_of(examples)
+
+    def claimed() -> tuple[bool, dict[str, Any]]:
+        assert kept is not None
+        named = digest if of_each else store_of(examples).digest()
+        kept.claim(_own(examples, options, settings, {"digest": named, **({"digest_of": "sequences"} if of_each
+                                                                           else {})}))
+        return kept.finished, {}
+
+    return kept, bool(group.led(claimed)[0])
+
+
+def _own(
+    examples: Examples, options: dict[str, Any], settings: Settings, digest: dict[str, str]
+) -> dict[str, Any]:
+    """What makes a run the one of these examples and settings."""
+    own: dict[str, Any] = {**digest, "examples": "in memory", "options": options}
+    examples = store_of(examples)
     if isinstance(examples, Shards):
         own["examples"] = str(examples.folder.resolve())
     more: dict[str, Any] = {}
@@ -236,5 +288,47 @@ def _kept(
         own["more"] = more
     if isinstance(examples, Shards) and "thresholds" not in more:
         own["command"] = "learn"  # which makes it again
-    kept.claim(own)
-    return kept
+    return own
+
+
+# -- on several ranks ---------------------------------------------------------------------------------------
+
+
+def _everywhere(examples: Examples, find: Callable[[], Fit | None]) -> Fit:
+    """The fit that rank 0 has, on every rank."""
+    group = ranks_of(examples)
+    if group.alone:
+        fit = find()
+        assert fit is not None
+        return fit
+
+    def found() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        fit = find()
+        assert fit is not None
+        return {"mask": fit.layer.mask, "status": asdict(fit.status), "stats": dict(fit.stats),
+                "trace": [dict(event) for event in fit.trace], "settings": dict(fit.settings),
+                "seed": fit.seed}, fit.layer.tensors()
+
+    said, tensors = group.led(found)
+    layer = AttentionLayer(**tensors, mask=said.pop("mask"))
+    return Fit(layer, Status(**said.pop("status")), said["stats"], tuple(said["trace"]), said["settings"],
+               said["seed"])
+
+
+def _with_ranks(fit: Fit, examples: Examples) -> Fit:
+    """With the number of ranks, and what rank 0 sent."""
+    group = ranks_of(examples)
+    if group.alone:
+        return fit
+    return replace(fit, stats={**fit.stats, "ranks": group.size, "communication": group.counted})
+
+
+def _finish(kept: Run | None, fit: Fit, examples: Examples) -> None:
+    hashes, group = examples.hashes(), ranks_of(examples)
+
+    def finished() -> tuple[None, dict[str, Tensor]]:
+        assert kept is not None
+        kept.finish(fit, hashes, examples.parts() if isinstance(examples, Parted) else None)
+        return None, {}
+
+    group.led(finished)

@@ -2,6 +2,9 @@
 
 The only place with a clock. A stage is computed once and, with a run folder, read back ever after. Each has a
 random generator of its own, seeded by its name, so that a resumed run takes the same path.
+
+Where examples are split over ranks all of them go the same way: the clock that counts is that of rank 0, it alone
+has the run folder, and what a stage found is taken from it, to the last bit.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from headway.core.counting import Size
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.learning import actions, evidence
+from headway.learning.parts import ranks_of
 from headway.learning.candidate import Candidate, Pool, Seen
 from headway.learning.determined import dependence
 from headway.learning.gauss_newton import OutOfTimeError
@@ -61,6 +65,7 @@ class Loop:
     ) -> None:
         self.examples, self.asked, self.run, self.progress = examples, asked, run, progress
         self.rules = rules or Rules()
+        self.ranks = ranks_of(examples)
         self.trace: list[dict[str, Any]] = []
         self.curve: list[tuple[float, float]] = []  # of the stage under way: when, and the residual then
         self.pool = Pool()
@@ -119,9 +124,29 @@ class Loop:
             curve = [[round(at - begun, 4), float(f"{left:.4g}")] for at, left in self.curve]
             return tensors, {**info, "seconds": seconds, **({"curve": curve} if curve else {})}
 
-        tensors, info = timed() if self.run is None else self.run.stage(name, timed)
+        tensors, info = self._kept(name, timed) if self.ranks.alone else self._shared(name, timed)
         self.trace.append({"stage": name, "why": why, **info})
         return {n: t.to(self.source.device) for n, t in tensors.items()}, info
+
+    def _kept(self, name: str, compute: Callable[[], Stage]) -> Stage:
+        return compute() if self.run is None else self.run.stage(name, compute)
+
+    def _shared(self, name: str, compute: Callable[[], Stage]) -> Stage:
+        """What rank 0 has or finds; the others take part in finding it."""
+        known = self.ranks.decided(self.run is not None and self.run.has(name))
+        made = None if known else compute()
+
+        def kept() -> tuple[dict[str, Any], dict[str, Tensor]]:
+            assert made is not None or known
+            tensors, info = self._kept(name, lambda: made or compute())
+            return info, tensors
+
+        info, tensors = self.ranks.led(kept)
+        return dict(tensors), info
+
+    def _same(self, value: Any) -> Any:
+        """What rank 0 found, where all looked at the same."""
+        return value if self.ranks.alone else self.ranks.led(lambda: (value, {}))[0]
 
     def report(self, residual: float | None) -> None:
         self.pulse()
@@ -132,7 +157,7 @@ class Loop:
 
     def pulse(self) -> None:
         """Called between products: no solve goes on for long after its time."""
-        if time.perf_counter() > self.deadline:
+        if self.deadline < math.inf and self.ranks.decided(time.perf_counter() > self.deadline):
             raise OutOfTimeError
 
     @property
@@ -181,8 +206,10 @@ class Loop:
         match action:
             case actions.Glance():
                 if action.rows:
-                    return "shifted" if evidence.shifted(self.source, self.generator(action.name)) else ""
-                return evidence.glance(self.source, self.floor)
+                    moved = self._same(evidence.shifted(self.source, self.generator(action.name)))
+                    return "shifted" if moved else ""
+                cause: str = self._same(evidence.glance(self.source, self.floor))
+                return cause
             case actions.Span():
                 return self._span(action)
             case actions.Unmix():
@@ -200,8 +227,8 @@ class Loop:
             case actions.Place():
                 return self._place(action)
             case actions.Spare():
-                return dependence(self.source, self.pool.named(action.base),
-                                  self._rows(action.base)) < action.tolerance
+                return self.ranks.decided(dependence(self.source, self.pool.named(action.base),
+                                                     self._rows(action.base)) < action.tolerance)
             case actions.SetAside():
                 return self._set_aside(action)
 

@@ -104,6 +104,7 @@ def blocks_of(
     wanted = SEEN * r * q
     times, every = math.ceil(wanted / problem.rows), max(1, int(problem.rows // wanted))
     GA, GB = (torch.zeros(n * q, n * q, dtype=dtype, device=A.device) for n in (r, d))
+    generator = problem.ranks.own(generator)
     for rows, ((Q, K, Z, P), _) in zip(problem.chunks, kept, strict=True):
         X = rows.X[::every]
         asked = attention.queries(X, A.unsqueeze(0))
@@ -116,6 +117,7 @@ def blocks_of(
             for G, pair in ((GA, _pairs(asked, s @ K)), (GB, _pairs(s @ X, Q))):
                 pair = pair.to(dtype)
                 G.addmm_(pair.T, pair)
+    GA, GB = problem.ranks.totals(GA, GB)
     return Blocks(head, GA * (every / times), GB * (every / times))
 
 
@@ -146,7 +148,7 @@ def balanced(problem: Problem, V: Tensor, point: Any) -> Problem:
         says = says + r.view_as(rows.Y).square().sum(2, keepdim=True) + rounding.square()
         weight = says.clamp_min(torch.finfo(says.dtype).tiny * 1e6).reciprocal()
         weights.append(weight if rows.valid is None else weight * (rows.valid > 0))
-    mean = sum(float(weight.sum()) for weight in weights) / problem.rows
+    mean = problem.ranks.total(sum(float(weight.sum()) for weight in weights)) / problem.rows
     chunks = []
     for rows, weight in zip(problem.chunks, weights, strict=True):
         root = (weight / mean).sqrt()

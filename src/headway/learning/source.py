@@ -2,6 +2,8 @@
 
 *fit* is fitted; *select* chooses starts, counts, ranks and rows; *judge* is read once, by the verdict. Sequences
 that occur more than once are all in the same part. Those whose labels stand far out in size are set aside at first.
+All of that goes by a sequence's number in the list. Where the list is split over ranks (parts.py) each has the rows
+of its own sequences, and sums over rows are totals.
 
 Working coordinates z are centred and white: x = μ + Lz. A layer in x is one in z with Θ_z = LᵀΘL,
 u_z = Lᵀ(Θᵀμ + u), W_z = LᵀW, c_z = c + ΣW_iᵀμ; and back with L⁺ in place of L. Directions the tokens never
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +25,9 @@ from headway.core import attention, checks
 from headway.core.devices import room
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
+from headway.learning.parts import Parted, Sample, own_of, ranks_of, store_of
 from headway.linalg.projected import Problem, Rows
+from headway.linalg.totals import Alone
 
 SELECT, JUDGE, MOST = 0.1, 0.05, 1000  # parts of the sequences, and the most of either
 CHECKED = 65_536  # sequences among which repeats and labels that stand out are looked for
@@ -92,7 +96,7 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     near = first.X.reshape(-1, d)[0].to(device, torch.float64)  # any point among the tokens: sums stay small
     N, mean, covariance = _spread_of(examples, chosen, device, near, eye)
     mean = mean + near
-    scale, label = _label_scale(examples, chosen, device)
+    scale, label = _label_scale(examples, chosen, first, device)
     noise = 8.0 / math.sqrt(N)
     if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
         return Frame(zero, eye, eye, scale, True, label)
@@ -120,9 +124,10 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
 
 
 def _parts(examples: Examples, chosen: np.ndarray, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and labels of these sequences, filling left out, in float64."""
+    """Tokens and labels of these sequences, of a rank its own, filling left out, in float64."""
+    chosen, store = own_of(examples, chosen), store_of(examples)
     for start in range(0, len(chosen), 1024):
-        part = examples.take(chosen[start : start + 1024])
+        part = store.take(chosen[start : start + 1024])
         rows = slice(None) if part.padding is None else ~part.padding.reshape(-1)
         yield (part.X.reshape(-1, part.width)[rows].to(device, torch.float64),
                part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64))
@@ -130,10 +135,12 @@ def _parts(examples: Examples, chosen: np.ndarray, device: torch.device) -> Iter
 
 def _refuse_sizes(examples: Examples, chosen: np.ndarray, device: torch.device) -> None:
     """Numbers whose squares leave the range of float64."""
-    peaks = {"X": 0.0, "Y": 0.0}
-    for x, y in _parts(examples, chosen, device):
-        peaks = {"X": max(peaks["X"], float(x.abs().max())), "Y": max(peaks["Y"], float(y.abs().max()))}
+    peaks, ranks = {"X": 0.0, "Y": 0.0}, ranks_of(examples)
+    with ranks.together():
+        for x, y in _parts(examples, chosen, device):
+            peaks = {"X": max(peaks["X"], float(x.abs().max())), "Y": max(peaks["Y"], float(y.abs().max()))}
     for what, peak in peaks.items():
+        peak = ranks.largest(peak)
         if peak > 0 and not 1e-140 < peak < 1e150:
             checks.refuse(f"examples.{what}", "numbers whose squares can be added up, from 1e-140 to 1e150 in size",
                           f"numbers up to {peak:.1e}", f"{what} divided by their size")
@@ -143,32 +150,37 @@ def _spread_of(
     examples: Examples, chosen: np.ndarray, device: torch.device, near: Tensor, back: Tensor
 ) -> tuple[int, Tensor, Tensor]:
     """Rows, mean and covariance of (x − near) · backᵀ."""
-    d = len(back)
+    d, ranks = len(back), ranks_of(examples)
     N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
     squares = torch.zeros(d, d, dtype=torch.float64, device=device)
-    for x, _ in _parts(examples, chosen, device):
-        z = (x - near) @ back.T
-        N, total, squares = N + len(z), total + z.sum(0), squares + z.T @ z
+    with ranks.together():
+        for x, _ in _parts(examples, chosen, device):
+            z = (x - near) @ back.T
+            N, total, squares = N + len(z), total + z.sum(0), squares + z.T @ z
+    N, total, squares = ranks.totals(N, total, squares)
     mean = total / N
     return N, mean, squares / N - torch.outer(mean, mean)
 
 
-def _label_scale(examples: Examples, chosen: np.ndarray, device: torch.device) -> tuple[float, Tensor | None]:
+def _label_scale(
+    examples: Examples, chosen: np.ndarray, first: Examples, device: torch.device
+) -> tuple[float, Tensor | None]:
     """The labels' deviation as a power of two, and their mean where it is so much larger that sums of squares would
-    lose what varies."""
-    N, squares, largest = 0, 0.0, 0.0
+    lose what varies. Sums are of differences from the first label: they stay small."""
+    N, squares, largest, ranks = 0, 0.0, 0.0, ranks_of(examples)
     total = torch.zeros(examples.out_width, dtype=torch.float64, device=device)
-    near: Tensor | None = None
-    for _, y in _parts(examples, chosen, device):
-        near = y[0] if near is None else near
-        largest = max(largest, float(y.abs().max()))
-        y = y - near
-        N, total, squares = N + len(y), total + y.sum(0), squares + float(y.square().sum())
+    near = next(_parts(first, np.arange(1), device))[1][0]
+    with ranks.together():
+        for _, y in _parts(examples, chosen, device):
+            largest = max(largest, float(y.abs().max()))
+            y = y - near
+            N, total, squares = N + len(y), total + y.sum(0), squares + float(y.square().sum())
+    N, total, squares = ranks.totals(N, total, squares)
+    largest = ranks.largest(largest)
     variation = squares / N - float((total / N).square().sum())
     if not variation > 1e-30 * max(largest**2, 1e-300):
         checks.refuse("examples.Y", "labels that vary", "the same output row everywhere",
                       "check that Y is the layer's output on X")
-    assert near is not None
     scale, mean = float(2.0 ** round(0.5 * math.log2(variation / examples.out_width))), near + total / N
     return scale, mean if float(mean.abs().max()) > FAR * scale else None
 
@@ -244,21 +256,32 @@ def prints_of(X: Tensor) -> np.ndarray:
 
 
 def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of every sequence a number that equal tokens share, and the size of its labels.
-
-    """
+    """Of every sequence a number that equal tokens share, and the size of its labels."""
     first = examples.take(spaced(index, min(len(index), 256)))
     middle = first.Y.double().flatten(0, 1).median(0).values
-    prints, sizes = [], []
-    for at in np.array_split(index, math.ceil(len(index) / 1024)):
-        part = examples.take(at)
-        prints.append(prints_of(part.X))
-        Y = part.Y.double() - middle
-        rows = Y.square().mean(2)
-        if part.padding is not None:
-            rows = rows * ~part.padding
-        sizes.append(rows.mean(1).sqrt().cpu().numpy())
-    return np.concatenate(prints), np.concatenate(sizes)
+    prints, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    ranks, own = ranks_of(examples), own_of(examples, index)
+    with ranks.together():
+        for at in np.array_split(own, math.ceil(len(own) / 1024)) if len(own) else ():
+            part = store_of(examples).take(at)
+            prints.append(prints_of(part.X))
+            Y = part.Y.double() - middle
+            rows = Y.square().mean(2)
+            if part.padding is not None:
+                rows = rows * ~part.padding
+            sizes.append(rows.mean(1).sqrt().cpu().numpy())
+    return (everywhere(examples, index, np.concatenate(prints)),
+            everywhere(examples, index, np.concatenate(sizes)))
+
+
+def everywhere(examples: Examples, index: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A number for each of these sequences, on every rank, from those for its own."""
+    if not isinstance(examples, Parted):
+        return values
+    whole = np.zeros(len(index), dtype=values.dtype)
+    whole[examples.own(index)] = values
+    found: np.ndarray = examples.ranks.total(torch.from_numpy(whole)).numpy()
+    return found
 
 
 def far_out(squares: np.ndarray, least: float = 0.0, times: float = STANDS_OUT) -> np.ndarray:
@@ -326,8 +349,20 @@ class Source:
         assert self.frame is not None
         return int(self.frame.out.shape[1])
 
+    @property
+    def ranks(self) -> Alone:
+        return ranks_of(self.examples)
+
+    def sample(self, index: np.ndarray) -> Source:
+        """With these sequences, and no others, read by every rank: for what is not worth splitting."""
+        if self.ranks.alone:
+            return self
+        other = copy(self)
+        other.examples = Sample(self.examples.take(index), index)
+        return other
+
     def rows(self, index: np.ndarray, dtype: torch.dtype) -> Rows:
-        return self.rows_of(self.examples.take(index), dtype)
+        return self.rows_of(store_of(self.examples).take(index), dtype)
 
     def rows_of(self, part: Examples, dtype: torch.dtype) -> Rows:
         """These examples in working coordinates."""
@@ -345,12 +380,22 @@ class Source:
         return Rows(X, Y * valid, see, valid)
 
     def stream(self, index: np.ndarray, heads: int, dtype: torch.dtype) -> Iterator[Rows]:
-        size = self.chunk(heads)
+        """Rows of these sequences; of a rank its own, or if it has none of them one that does not count."""
+        size, index = self.chunk(heads), own_of(self.examples, index)
+        if not len(index) and isinstance(self.examples, Parted):
+            yield self.nothing(dtype)
         for start in range(0, len(index), size):
             yield self.rows(index[start : start + size], dtype)
 
+    def nothing(self, dtype: torch.dtype) -> Rows:
+        assert isinstance(self.examples, Parted)
+        rows = self.rows_of(self.examples.blank(), dtype)
+        return replace(rows, Y=0 * rows.Y, valid=rows.X.new_zeros(*rows.X.shape[:2], 1))
+
     def problem(self, index: np.ndarray, heads: int, dtype: torch.dtype) -> Problem:
-        return Problem(tuple(self.stream(index, heads, dtype)))
+        with self.ranks.together():
+            chunks = tuple(self.stream(index, heads, dtype))
+        return Problem(chunks, ranks=self.ranks)
 
     def chunk(self, heads: int) -> int:
         k = self.examples.length
@@ -373,12 +418,15 @@ class Source:
         wrong, total = [], 0.0
         count, label = 0, torch.zeros(self.examples.out_width, dtype=torch.float64, device=self.device)
         Theta, W, offset = Theta.double(), W.double(), offset.double()
-        for rows in self.stream(index, Theta.shape[0], torch.float64):
-            R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
-            if rows.valid is not None:
-                R = R * rows.valid
-            wrong.append(R.square().sum((1, 2)).cpu().numpy())
-            total += float(rows.Y.square().sum())
-            label += rows.Y.sum((0, 1))
-            count += rows.count
-        return np.concatenate(wrong), total - float(label.square().sum()) / max(count, 1)
+        with self.ranks.together():
+            for rows in self.stream(index, Theta.shape[0], torch.float64):
+                R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
+                if rows.valid is not None:
+                    R = R * rows.valid
+                wrong.append(R.square().sum((1, 2)).cpu().numpy())
+                total += float(rows.Y.square().sum())
+                label += rows.Y.sum((0, 1))
+                count += rows.count
+        total, label, count = self.ranks.totals(total, label, count)
+        own = np.concatenate(wrong)[: len(own_of(self.examples, index))]
+        return everywhere(self.examples, index, own), total - float(label.square().sum()) / max(count, 1)

@@ -138,7 +138,7 @@ class Eliminated:
         g = torch.zeros_like(self.shape.value)
         for rows, (made, _), r in zip(self.problem.chunks, self.kept, residuals, strict=True):
             g += self._back(rows, made, r.to(g.dtype) @ self.O.T)
-        return g
+        return self.problem.ranks.total(g)
 
     def curvature(self, v: Tensor) -> Tensor:
         parts = self._parts(v)
@@ -148,11 +148,11 @@ class Eliminated:
             changes.append(features(rows, self._push(rows, made, parts), False))
             R = R + H.T @ changes[-1]
         assert isinstance(R, Tensor)
-        S = self.inverse @ R
+        S = self.inverse @ self.problem.ranks.total(R)
         g = torch.zeros_like(v)
         for rows, (made, H), dH in zip(self.problem.chunks, self.kept, changes, strict=True):
             g += self._back(rows, made, (dH - H @ S) @ self.K)
-        return g
+        return self.problem.ranks.total(g)
 
 
 class ThinProducts(Eliminated):
@@ -201,6 +201,7 @@ class ThinProducts(Eliminated):
         d = self.shape.width
         M, T = (self.W.new_zeros(m, d, d) for _ in range(2))
         S = self.W.new_zeros(m, r, r)
+        generator = self.problem.ranks.own(generator)
         for rows, ((_, _, _, P), _) in zip(self.problem.chunks, self.kept, strict=True):
             omega = normal(rows.Y, generator)
             if rows.valid is not None:
@@ -212,6 +213,7 @@ class ThinProducts(Eliminated):
             handed = handed.transpose(0, 1).reshape(m, -1, d)
             asking = change.norm(dim=2, keepdim=True) * attention.queries(rows.X, self.shape.A).reshape(1, -1, r)
             M, T, S = M + change.mT @ change, T + handed.mT @ handed, S + asking.mT @ asking
+        S, M, T = self.problem.ranks.totals(S, M, T)
         total = M.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(M.dtype).tiny * 1e6)
         return S / total[:, None, None], M, T
 
@@ -222,7 +224,7 @@ class ThinProducts(Eliminated):
             asking = attention.queries(rows.X, self.shape.A)
             asking = (asking if rows.valid is None else asking * rows.valid).flatten(0, 1)
             S = S + asking.mT @ asking
-        return S / self.problem.rows
+        return self.problem.ranks.total(S) / self.problem.rows
 
     def metric(self, generator: torch.Generator) -> Metric:
         """For A: S ⊗ BᵀMB, for B: M ⊗ AᵀSA as in shapes.Factored; for V: T ⊗ O_iO_iᵀ.
@@ -298,11 +300,13 @@ def outputs(problem: Problem, kept: list[Tensor]) -> tuple[Tensor, tuple[Tensor,
     G = kept[0].T @ kept[0]
     for H in kept[1:]:
         G += H.T @ H
+    G = problem.ranks.total(G)
     factor = cholesky(G)
     pairs = [(rows.Y.reshape(-1, rows.Y.shape[2]), H) for rows, H in zip(problem.chunks, kept, strict=True)]
     best = G.new_zeros(len(G), pairs[0][0].shape[1])
     for _ in range(2):  # the second time refines
         left = [H.T @ (Y - H @ best) for Y, H in pairs]
-        best = best + torch.cholesky_solve(torch.stack(left).sum(0), factor)
+        best = best + torch.cholesky_solve(problem.ranks.total(torch.stack(left).sum(0)), factor)
     residuals = tuple(Y - H @ best for Y, H in pairs)
-    return best, residuals, sum(float(r.double().square().sum()) for r in residuals), factor
+    loss = problem.ranks.total(sum(float(r.double().square().sum()) for r in residuals))
+    return best, residuals, loss, factor

@@ -128,6 +128,7 @@ class FreeWhite(Products):
         """S_i and M_i, by one random vector a row as in ``blocks``."""
         m, r, d = self.Theta.shape
         S, M = self.Theta.new_zeros(m, r, r), self.Theta.new_zeros(m, d, d)
+        generator = self.problem.ranks.own(generator)
         for i, rows in enumerate(self.problem.chunks):
             omega = normal(rows.Y, generator)
             omega = omega if rows.valid is None else omega * rows.valid
@@ -135,6 +136,7 @@ class FreeWhite(Products):
             T = T.flatten(0, 1).transpose(0, 1)
             asking = T.norm(dim=2, keepdim=True) * attention.queries(rows.X, self.Theta).reshape(1, -1, r)
             S, M = S + asking.mT @ asking, M + T.mT @ T
+        S, M = self.problem.ranks.totals(S, M)
         return S / _total(M), M
 
     def like(self) -> Tensor:
@@ -166,6 +168,7 @@ class FreeWhite(Products):
             each = (asking.unsqueeze(3) * H[:, None, None]).transpose(0, 1).flatten(2)  # (m, rows, r·features)
             F = F + each.mT @ T.transpose(0, 1).flatten(2)  # (m, r·features, d·e)
         assert isinstance(F, Tensor)
+        C, F = self.problem.ranks.totals(C, F)
         for a in range(m):
             for b in range(a):
                 C[b, a] = C[a, b].transpose(0, 1).transpose(2, 3)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from headway.core import attention
 from headway.core.devices import normal, room
+from headway.linalg.totals import ALONE, Alone
 
 CACHE = 1 << 30  # bytes of patterns and features kept between products; beyond it they are recomputed
 
@@ -54,26 +56,32 @@ class Rows:
 @dataclass(frozen=True)
 class Problem:
     """Least squares over chunks of rows; ``offset`` says whether a constant c is fitted, ``own`` whether a linear
-    function of the row's own token is, as a connection around the layer would add."""
+    function of the row's own token is, as a connection around the layer would add. The rows may be a part of all,
+    with the others on other ``ranks``: sums over them are then totals."""
 
     chunks: tuple[Rows, ...]
     offset: bool = True
     own: bool = False
+    ranks: Alone = ALONE
 
     @property
     def dtype(self) -> torch.dtype:
         return self.chunks[0].X.dtype
 
-    @property
+    @cached_property
     def rows(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+        return self.ranks.total(sum(chunk.count for chunk in self.chunks))
+
+    @cached_property
+    def sequences(self) -> int:
+        return self.ranks.total(sum(len(chunk.X) for chunk in self.chunks if chunk.count))
 
     @property
     def equations(self) -> int:
         return self.rows * self.chunks[0].Y.shape[2]
 
     def to(self, dtype: torch.dtype) -> Problem:
-        return Problem(tuple(chunk.to(dtype) for chunk in self.chunks), self.offset, self.own)
+        return replace(self, chunks=tuple(chunk.to(dtype) for chunk in self.chunks))
 
     def variation(self) -> float:
         """Σ‖y − ȳ‖²: what a constant would leave; relative residuals are measured against it."""
@@ -85,6 +93,7 @@ class Problem:
             N += float(c.X.shape[0] * c.X.shape[1] if c.valid is None else c.valid.double().square().sum())
             mean = mean + (Y if c.valid is None else Y * c.valid).sum((0, 1))
         assert isinstance(mean, Tensor)
+        total, N, mean = self.ranks.totals(total, N, mean)
         return max(total - float(mean.square().sum()) / max(N, 1e-300), 1e-300)
 
 
@@ -147,6 +156,7 @@ def evaluate(problem: Problem, Theta: Tensor) -> Point:
         R += H.T @ rows.Y.reshape(-1, e)
         if keep:
             kept.append((P, H))
+    G, R = problem.ranks.totals(G, R)
     factor = cholesky(G)
 
     def features() -> Iterator[tuple[Rows, Tensor]]:
@@ -157,9 +167,9 @@ def evaluate(problem: Problem, Theta: Tensor) -> Point:
     R = torch.zeros_like(R)
     for rows, H in features():
         R += H.T @ (rows.Y.reshape(-1, e) - H @ B)
-    B = B + torch.cholesky_solve(R, factor)
+    B = B + torch.cholesky_solve(problem.ranks.total(R), factor)
     residuals = tuple(rows.Y.reshape(-1, e) - H @ B for rows, H in features())
-    loss = sum(float(r.double().square().sum()) for r in residuals)
+    loss = problem.ranks.total(sum(float(r.double().square().sum()) for r in residuals))
     offset = B[-1] if problem.offset else None
     return Point(Theta, B[: m * d].view(m, d, e), offset, loss, residuals, factor,
                  tuple(kept) if keep else None)
@@ -189,7 +199,7 @@ class Products:
         for i, rows in enumerate(self.problem.chunks):
             U = residuals[i].to(G.dtype).view(*rows.X.shape[:2], -1)
             G += rows.cotangent(self._at(i)[0], attention.spread(U, self.W), G)
-        return G
+        return self.problem.ranks.total(G)
 
     def curvature(self, dTheta: Tensor) -> Tensor:
         images: list[Tensor] = []
@@ -202,13 +212,13 @@ class Products:
             images.append(dY.view(-1, dY.shape[2]))
             R = R + H.T @ images[-1]
         assert isinstance(R, Tensor)
-        B = self.inverse.T @ (self.inverse @ R)
+        B = self.inverse.T @ (self.inverse @ self.problem.ranks.total(R))
         G = torch.zeros_like(self.Theta)
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
             U = (images[i] - H @ B).view(*rows.X.shape[:2], -1)
             G += rows.cotangent(P, attention.spread(U, self.W), G)
-        return G
+        return self.problem.ranks.total(G)
 
     def curvature_given_w(self, dTheta: Tensor) -> Tensor:
         """JᵀJ v with nothing projected out: the curvature were W and c known."""
@@ -219,7 +229,7 @@ class Products:
             if rows.valid is not None:
                 dY = dY * rows.valid
             G += rows.cotangent(P, attention.spread(dY, self.W), G)
-        return G
+        return self.problem.ranks.total(G)
 
     def blocks(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(Q, M): head i's block is about Q ⊗ M_i, Q the queries' second moment and M_i = Σ_rows C W_iW_iᵀ C the
@@ -230,6 +240,7 @@ class Products:
         m, r, d = self.Theta.shape
         M = self.Theta.new_zeros(m, d, d)
         Q = self.Theta.new_zeros(r, r)
+        generator = self.problem.ranks.own(generator)
         for i, rows in enumerate(self.problem.chunks):
             omega = normal(rows.Y, generator)
             queries = attention.queries(rows.X, self.Theta)
@@ -238,6 +249,7 @@ class Products:
             T = attention.key_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
             M += torch.einsum("nkmd,nkme->mde", T, T)
             Q += torch.einsum("nkp,nkq->pq", queries, queries)
+        M, Q = self.problem.ranks.totals(M, Q)
         return definite(Q / self.problem.rows, M)
 
 

@@ -162,7 +162,8 @@ MANIFEST = record({
                      "key_groups": listed(listed(WHOLE)), "out_of_time": FLAG}, more=True),
     "trace": listed(EVENT), "versions": mapping(TEXT),
     # Names of the run's own files and no others: nothing else is opened on a manifest's word.
-    "sha256": record(dict.fromkeys(FILES[:2], _hex), dict.fromkeys(FILES[2:], _hex))})
+    "sha256": record(dict.fromkeys(FILES[:2], _hex), dict.fromkeys(FILES[2:], _hex))},
+    {"ranks": listed(record({"sequences": WHOLE}, {"shards": listed(TEXT)}), 1)})
 CLAIM = {"name": TEXT, "statement": TEXT, "assumption": TEXT, "holds": one_of("yes", "no", "undecided"),
          "reason": TEXT, "numbers": mapping(NUMBER)}
 CERTIFICATE = record({"kind": one_of(CERTIFIED), "confidence": NUMBER, "settings": mapping(_anything),

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,10 @@ class Run:
             if self.begun:
                 write_json(self.path / "config.json", config)
 
+    def has(self, stage: str) -> bool:
+        """Whether this stage is kept."""
+        return (self.path / "stages" / f"{stage}.safetensors").exists()
+
     def stage(self, name: str, compute: Callable[[], Stage]) -> Stage:
         """What ``compute`` returned the first time this stage was run.
 
@@ -149,7 +153,7 @@ class Run:
         tensors of the same layout and alignment, so that sums come out the same to the last bit.
         """
         path = self.path / "stages" / f"{name}.safetensors"
-        if not path.exists():
+        if not self.has(name):
             tensors, info = compute()
             self.begin()
             path.parent.mkdir(exist_ok=True)
@@ -172,9 +176,11 @@ class Run:
             config["options"] = _fixed(config["options"])
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
-    def finish(self, fit: Fit, seen: np.ndarray | None = None) -> None:
+    def finish(
+        self, fit: Fit, seen: np.ndarray | None = None, ranks: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         """Write the layer and what it was learned from, as hashes of the sequences; then the manifest: a run
-        without a manifest is not finished."""
+        without a manifest is not finished. ranks: what each had of the examples, where there were several."""
         self.begin()
         if seen is not None:
             write_tensors(self.path / SEEN, {"hashes": torch.from_numpy(seen)}, {})
@@ -188,6 +194,7 @@ class Run:
             "trace": [dict(event) for event in fit.trace],
             "versions": versions(),
             "sha256": hashes,
+            **({} if ranks is None else {"ranks": [dict(part) for part in ranks]}),
         })
 
     def manifest(self) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from headway.core.examples import BLOCK, Examples
 from headway.core.sources import Answers
+from headway.learning.parts import own_of, store_of
 from headway.learning.source import Source, prints_of, spaced
+from headway.linalg.totals import ALONE, Alone
 
 Model = Callable[[Any, Sequence[Tensor], Tensor | None], Tensor]  # F(X) from inputs, the unknowns and what is seen
 PIECE = 16 << 20  # bytes read at once from a long list
@@ -90,24 +92,32 @@ class Table:
         """Rows that count."""
         return self.Y.shape[0] * self.Y.shape[1] if self.valid is None else int(self.valid.sum())
 
-    def spread(self) -> float:
+    def spread(self, ranks: Alone = ALONE) -> float:
         """Mean square of the labels about their mean: what a constant would leave."""
         Y = self.Y.flatten(0, 1) if self.valid is None else self.Y[self.valid.squeeze(2) > 0]
-        return float((Y.double() - Y.double().mean(0)).square().mean())
+        if ranks.alone:
+            return float((Y.double() - Y.double().mean(0)).square().mean())
+        total, count = ranks.totals(Y.double().sum(0), Y.numel())
+        apart = (Y.double() - total * len(total) / count).square().sum()
+        return ranks.total(float(apart)) / count
 
     @torch.no_grad()
-    def error(self, model: Model, values: Sequence[Tensor], sequences: int = 512) -> float:
+    def error(
+        self, model: Model, values: Sequence[Tensor], sequences: int = 512, ranks: Alone = ALONE
+    ) -> float:
         """Mean square error of a model, in pieces that fit."""
         total = 0.0
         for at in torch.split(torch.arange(len(self.X), device=self.X.device), sequences):
             part = self.pick(at)
             total += part.rows * float(part.mean_square(model(part.inputs, values, part.see) - part.Y))
-        return total / self.rows
+        total, rows = ranks.totals(total, self.rows)
+        return total / rows
 
 
 def table_of(source: Source, index: np.ndarray, dtype: torch.dtype = torch.float32) -> Table:
-    """These sequences in one piece, in the coordinates of the source."""
-    parts = list(source.stream(index, 1, dtype))
+    """These sequences, of a rank its own, in one piece, in the coordinates of the source."""
+    with source.ranks.together():
+        parts = list(source.stream(index, 1, dtype))
     see = parts[0].see
     if see is not None and see.shape[0] > 1:
         see = torch.cat([part.see for part in parts if part.see is not None])
@@ -171,6 +181,54 @@ class Batches:
         self.fed += at
 
 
+class SplitBatches(Batches):
+    """The batches of one process, drawn from the numbers of all sequences: a rank has those of its table."""
+
+    def __init__(
+        self, table: Table, size: int, generator: torch.Generator, own: np.ndarray, ranks: Alone
+    ) -> None:
+        super().__init__(table, size, generator)
+        self.count, self.ranks = len(own), ranks
+        self.at = torch.full((self.count,), -1, dtype=torch.long)  # where in the table a sequence is, if at all
+        self.at[torch.from_numpy(np.flatnonzero(own))] = torch.arange(int(own.sum()))
+
+    def advance(self) -> None:
+        if len(self.order) < self.size:
+            self.order = torch.randperm(self.count, generator=self.generator)
+        here = self.at[self.order[: self.size]]
+        self.order = self.order[self.size :]
+        self.index = here[here >= 0].to(self.table.X.device)
+        self.used += self.size
+
+    @property
+    def different(self) -> float:
+        return self.count
+
+
+class FedBatches(Batches):
+    """Where each rank has more than it may hold: batches of its own, as large as its part of all sequences, from
+    what it reads on the way."""
+
+    def __init__(
+        self, table: Table, size: int, generator: torch.Generator, feed: Feed | None, met: int, ranks: Alone
+    ) -> None:
+        super().__init__(table, size, ranks.own(generator), feed, met)
+        self.ranks = ranks
+
+    def advance(self) -> None:
+        with self.ranks.together():
+            if self.size:
+                super().advance()
+
+    @property
+    def different(self) -> float:
+        return self.ranks.total(float(super().different) if self.size else 0.0)
+
+    @property
+    def again(self) -> bool:
+        return self.ranks.total(float(self.used)) > self.different
+
+
 class Feed(ABC):
     """Sequences one after the other, in pieces, in the coordinates of the source."""
 
@@ -217,12 +275,13 @@ class Reader(Feed):
     ) -> None:
         super().__init__(source, pulse)
         self.index, self.different = index, len(index)
+        self.store = store_of(source.examples)
         self.starts = range(0, len(index), size)
         self.size, self.seed = size, seed
         self.pieces: Iterator[Examples] = self._read()
         # A list on an accelerator is not read ahead: there is nothing to wait for, and no other thread may allocate
         # there while a graph is captured.
-        self.ahead = Ahead(self.pieces, AHEAD) if source.examples.device.type == "cpu" else None
+        self.ahead = Ahead(self.pieces, AHEAD) if self.store.device.type == "cpu" else None
 
     def first(self, count: int) -> Table:
         part = self.give(count)
@@ -246,7 +305,7 @@ class Reader(Feed):
         while True:
             for j in draw.permutation(len(self.starts)):
                 begin = self.starts[j]
-                yield self.source.examples.take(self.index[begin : begin + self.size])
+                yield self.store.take(self.index[begin : begin + self.size])
 
 
 class Ahead:
@@ -329,4 +388,6 @@ def feed_of(
     if len(source.fit) <= most:
         return None
     each = 8 * source.examples.length * (source.examples.width + source.examples.out_width)
-    return Reader(source, source.fit, max(1, min(PIECE // each, most // 4)), seed(), pulse)
+    index, pulse = own_of(source.examples, source.fit), pulse if source.ranks.alone else None
+    draw = seed()
+    return Reader(source, index, max(1, min(PIECE // each, most // 4)), draw, pulse) if len(index) else None

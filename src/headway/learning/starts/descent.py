@@ -24,9 +24,21 @@ from torch import Tensor
 
 from headway.core.devices import fast_products
 from headway.learning.gauss_newton import OutOfTimeError
+from headway.learning.parts import Parted, own_of
 from headway.learning.source import Frame, Source, spaced
-from headway.learning.starts.batches import MET, Batches, Feed, Model, Table, feed_of, table_of
+from headway.learning.starts.batches import (
+    MET,
+    Batches,
+    FedBatches,
+    Feed,
+    Model,
+    SplitBatches,
+    Table,
+    feed_of,
+    table_of,
+)
 from headway.learning.thin import Thin
+from headway.linalg.totals import ALONE, Alone
 
 RISE = 100  # steps over which the rate rises to its value
 LOOK = 100  # steps between two looks at other sequences
@@ -125,18 +137,18 @@ def descend(
     fit: Table, select: Table, begin: Any, *, generator: torch.Generator, rate: float = 2e-3,
     decay: float = 0.0,
     limit: int = 20_000, target: float = TARGET, rows: int | None = None, feed: Feed | None = None,
-    report: Callable[[float], None] | None = None,
+    report: Callable[[float], None] | None = None, batches: Batches | None = None, ranks: Alone = ALONE,
 ) -> Descended:
     """Adam on random batches of ``fit`` until the relative error on ``select`` is below ``target`` or no longer
     falls, be it that the heads are not found or that rows are learned by heart. What is in ``fit`` is replaced by
-    what comes from the ``feed``, where there is one."""
-    device = fit.X.device
-    k = fit.X.shape[1]
-    size = min(len(fit.X), max(8, (rows or ROWS.get(device.type, ROWS["cpu"])) // k))
-    spread, spread_fit = select.spread(), fit.spread()
-    batches = Batches(fit, size, generator, feed, MET.get(device.type, 1))
+    what comes from the ``feed``, where there is one. ``batches``, where ``ranks`` have parts of them: what a rank
+    has of each; gradients are then added up, and every rank makes the same steps."""
+    spread, spread_fit = select.spread(ranks), fit.spread(ranks)
+    if batches is None:
+        size = min(len(fit.X), batch_of(fit, rows))
+        batches = Batches(fit, size, generator, feed, MET.get(fit.X.device.type, 1))
     model: Model = begin.model
-    step = Step(batches, model, begin.parts(), decay=decay)
+    step = Step(batches, model, begin.parts(), decay=decay, ranks=ranks)
     curve: list[tuple[int, float, float]] = []
     best, best_at, ending, done, reason = math.inf, 0, 0, 0, "limit"
     begun_at = 0
@@ -153,7 +165,7 @@ def descend(
             done += 1
             if done % LOOK:
                 continue
-            error = math.sqrt(select.error(model, step.values) / spread)
+            error = math.sqrt(select.error(model, step.values, ranks=ranks) / spread)
             batch = math.sqrt(step.loss() / spread_fit)
             curve.append((done, batch, error))
             if report is not None:
@@ -177,9 +189,14 @@ def descend(
             ending, begun_at = max(ENDS * LOOK, done // 2 // LOOK * LOOK), done
     except OutOfTimeError:
         reason = "time"
-    error = math.sqrt(select.error(model, step.values) / spread)
+    error = math.sqrt(select.error(model, step.values, ranks=ranks) / spread)
     return Descended(begin.like(step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason,
                      int(batches.different), 0 if feed is None else feed.asked, tuple(curve))
+
+
+def batch_of(table: Table, rows: int | None = None) -> int:
+    """Sequences of a batch of so many rows, or of as many as serve the device."""
+    return max(8, (rows or ROWS.get(table.X.device.type, ROWS["cpu"])) // table.X.shape[1])
 
 
 def _model(X: Tensor, values: Sequence[Tensor], see: Tensor | None) -> Tensor:
@@ -191,17 +208,19 @@ class Step:
     products in TF32."""
 
     def __init__(
-        self, batches: Batches, model: Model, begin: Sequence[Tensor], *, decay: float = 0.0, fast: bool = True
+        self, batches: Batches, model: Model, begin: Sequence[Tensor], *, decay: float = 0.0, fast: bool = True,
+        ranks: Alone = ALONE,
     ) -> None:
-        self.batches, self.model, X = batches, model, batches.table.X
+        self.batches, self.model, self.ranks, X = batches, model, ranks, batches.table.X
         self.values = [part.detach().clone().to(X).requires_grad_() for part in begin]
-        captured = X.device.type == "cuda"
+        captured = X.device.type == "cuda" and ranks.alone  # a sum over ranks is no part of a graph
         eps = 1e-8 if X.dtype == torch.float32 else 1e-20  # below the gradients at the floor
         self.speed = torch.zeros((), device=X.device)
         self.last = torch.zeros((), device=X.device)
         self.adam = torch.optim.AdamW(self.values, lr=self.speed if captured else 0.0, betas=(0.9, 0.99),
                                       eps=eps, weight_decay=decay, capturable=captured,
                                       fused=None if captured else True)
+        self.fast = fast and ranks.size > 1
         self.graph: torch.cuda.CUDAGraph | None = None
         if captured:
             self._capture(fast)
@@ -230,10 +249,28 @@ class Step:
         part = self.batches.now()
         for value in self.values:
             value.grad = None
+        if not self.ranks.alone:
+            self._shared(part)
+            return
         loss = part.mean_square(self.model(part.inputs, self.values, part.see) - part.Y)
         loss.backward()  # type: ignore[no-untyped-call]
         self.adam.step()
         self.last.copy_(loss.detach())
+
+    def _shared(self, part: Table) -> None:
+        """The same step from what each rank has of the batch: squares, their gradient and their number are added
+        up, in one call."""
+        with fast_products(part.X.device, self.fast):
+            R = self.model(part.inputs, self.values, part.see) - part.Y
+            squares = (R if part.valid is None else R * part.valid).square().sum()
+            squares.backward()  # type: ignore[no-untyped-call]
+        rows = R.numel() if part.valid is None else float(part.valid.sum()) * R.shape[2]
+        grads = [torch.zeros_like(value) if value.grad is None else value.grad for value in self.values]
+        *grads, total, count = self.ranks.totals(*grads, squares.detach(), R.new_tensor(rows))
+        for value, grad in zip(self.values, grads, strict=True):
+            value.grad = grad / count
+        self.adam.step()
+        self.last.copy_(total / count)
 
     def _capture(self, fast: bool) -> None:
         """Three steps to settle what is allocated, taken back, then one that is recorded. Their rate is not zero:
@@ -265,15 +302,17 @@ def descended(
     """From random factors, with the settings that serve a layer of this width on this device; ``pulse`` is called
     before more is read or asked for, ``already`` is how much a black box was asked before."""
     assert source.frame is not None
+    ranks = source.ranks
     feed = feed_of(source.seen_through(source.frame.unwhitened()), generator, already, pulse)
     try:
         fit, select = tables(source, feed)
         begin = random_factors(heads, source.examples.width, source.examples.out_width, q, p, generator,
                                source.device)
         wide = source.d >= WIDE
+        rows = None if wide or source.device.type == "cuda" else 512
+        batches = None if ranks.alone else split_batches(source, fit, batch_of(fit, rows), generator, feed)
         return descend(fit, select, begin, generator=generator, rate=2e-3 if wide else 4e-3, decay=decay,
-                       rows=None if wide or source.device.type == "cuda" else 512, limit=STEPS, feed=feed,
-                       report=report)
+                       rows=rows, limit=STEPS, feed=feed, report=report, batches=batches, ranks=ranks)
     finally:
         if feed is not None:
             feed.close()
@@ -284,8 +323,26 @@ def tables(source: Source, feed: Feed | None = None) -> tuple[Table, Table]:
     assert source.frame is not None
     plain = source.seen_through(source.frame.unwhitened())
     count = min(len(source.fit), source.most())
-    return (table_of(plain, spaced(source.fit, count)) if feed is None else feed.first(count),
+    chosen = spaced(source.fit, count)
+    if feed is not None:
+        with source.ranks.together():
+            fit = feed.first(len(own_of(source.examples, chosen)))
+    return (table_of(plain, chosen) if feed is None else fit,
             table_of(plain, spaced(source.select, min(len(source.select), 1000))))
+
+
+def split_batches(
+    source: Source, fit: Table, size: int, generator: torch.Generator, feed: Feed | None
+) -> Batches:
+    """What this rank has of every batch."""
+    count = min(len(source.fit), source.most())
+    chosen = spaced(source.fit, count)
+    assert isinstance(source.examples, Parted)
+    if len(source.fit) == count:
+        return SplitBatches(fit, min(count, size), generator, source.examples.own(chosen), source.ranks)
+    own = len(own_of(source.examples, source.fit))
+    share = 0 if feed is None else max(1, round(size * own / len(source.fit)))
+    return FedBatches(fit, min(share, len(fit.X)), generator, feed, MET.get(source.device.type, 1), source.ranks)
 
 
 def whitened(factors: Factors, frame: Frame) -> Thin:

@@ -21,6 +21,7 @@ from headway.core import attention
 from headway.core.devices import room
 from headway.learning.source import Source, spaced
 from headway.linalg.projected import Rows
+from headway.linalg.totals import ALONE, Alone
 
 KEEP = 128 << 20  # bytes of prepared rows kept between passes; beyond it they are read again
 WIDE = 512  # regressors from which float32 will do
@@ -43,22 +44,24 @@ def _linear_features(rows: Rows, P: Tensor) -> Tensor:
     return (F if rows.valid is None else F * rows.valid).view(-1, F.shape[2])
 
 
-def residualise(batches: Batches) -> tuple[Tensor, float, float, int]:
+def residualise(batches: Batches, ranks: Alone = ALONE) -> tuple[Tensor, float, float, int]:
     """Least squares of y_a on [x̄_a, x_a, 1]: coefficients, variance explained, mean square left, rows."""
     G = R = None
     total, N, count = 0.0, 0, 0
-    for rows in batches():
-        F = _linear_features(rows, attention.uniform(rows.X, rows.see))
-        if F.shape[1] < WIDE:  # of a wide layer no more than the span is asked for, and float32 tells that
-            F = F.double()
-        Y = rows.Y.reshape(F.shape[0], -1).to(F)
-        gram, cross = (F.T @ F).double(), (F.T @ Y).double()
-        G = gram if G is None else G + gram
-        R = cross if R is None else R + cross
-        total += float(Y.double().square().sum())
-        N += Y.numel()
-        count += rows.count
+    with ranks.together():
+        for rows in batches():
+            F = _linear_features(rows, attention.uniform(rows.X, rows.see))
+            if F.shape[1] < WIDE:  # of a wide layer no more than the span is asked for, and float32 tells that
+                F = F.double()
+            Y = rows.Y.reshape(F.shape[0], -1).to(F)
+            gram, cross = (F.T @ F).double(), (F.T @ Y).double()
+            G = gram if G is None else G + gram
+            R = cross if R is None else R + cross
+            total += float(Y.double().square().sum())
+            N += Y.numel() if rows.count else 0
+            count += rows.count
     assert G is not None and R is not None
+    G, R, total, N, count = ranks.totals(G, R, total, N, count)
     ridge = 1e-9 * float(G.diagonal().mean()) * torch.eye(len(G), dtype=G.dtype, device=G.device)
     coefficients = torch.linalg.solve(G + ridge, R)
     least = 1e-300 if len(G) < WIDE else 1e-7 * total  # what rounding leaves
@@ -73,14 +76,14 @@ def without_linear(rows: Rows, coefficients: Tensor) -> Rows:
 
 
 def span(
-    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6
+    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6, ranks: Alone = ALONE
 ) -> Moments:
     """The L leading singular triples of A by at most ``passes`` power iterations.
 
     Stops early when no singular value moves by more than 2 % of the largest, or 10 % where the gap is clear. Costs
     about 8·d²·L flops a row and pass.
     """
-    coefficients, explained, left, N = residualise(batches)
+    coefficients, explained, left, N = residualise(batches, ranks)
 
     def prepared() -> Iterator[tuple[Rows, Tensor, Tensor]]:
         if kept:
@@ -103,7 +106,8 @@ def span(
     kept: list[tuple[Rows, Tensor, Tensor]] = []
     seen: list[tuple[Rows, Tensor, Tensor]] = []
 
-    first = next(iter(batches()))
+    with ranks.together():
+        first = next(iter(batches()))
     keep = room(first.X.device, KEEP)
     d, e = first.X.shape[2], first.Y.shape[2]
     L = min(L, d * e, d * (d + 1))
@@ -113,13 +117,16 @@ def span(
     basis = first.X.new_zeros(L, d + 1, d)
     for _ in range(passes):
         G = first.X.new_zeros(L, d + 1, d)
-        for rows, P, Y in prepared():
-            G += attention.cotangent(P, rows.X, attention.spread(Y, V), d + 1)
-        T = _orthonormal(G.flatten(1)).view(L, d + 1, d)
+        with ranks.together():
+            for rows, P, Y in prepared():
+                G += attention.cotangent(P, rows.X, attention.spread(Y, V), d + 1)
+        T = _orthonormal(ranks.total(G).flatten(1)).view(L, d + 1, d)
         A = first.X.new_zeros(L, d, e)
-        for rows, P, Y in prepared():
-            response = attention.tangent(P, rows.X, T).view(-1, L * d)
-            A += (response.T @ Y.reshape(-1, e)).view(L, d, e)
+        with ranks.together():
+            for rows, P, Y in prepared():
+                response = attention.tangent(P, rows.X, T).view(-1, L * d)
+                A += (response.T @ Y.reshape(-1, e)).view(L, d, e)
+        A = ranks.total(A)
         U, s, Vh = torch.linalg.svd(A.flatten(1).T / N, full_matrices=False)
         V, basis = U.T.reshape(L, d, e), torch.einsum("kl,lrd->krd", Vh, T)
         moved = float((s - values).abs().max() / s.max().clamp_min(1e-30))
@@ -179,7 +186,7 @@ def find(
             for rows in source.stream(index, L, torch.float32):
                 yield rows if left is None else left(rows)
 
-        found = span(batches, L, generator=generator)
+        found = span(batches, L, generator=generator, ranks=source.ranks)
         m, ratio = gap(found.values, complete=2 * len(found.values) >= min(d, source.examples.out_width) * d)
         if found.explained > 1 - 1e-6:
             return found, 1, 1.0, count  # uniform attention says it all; what is left is rounding

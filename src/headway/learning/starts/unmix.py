@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class InSpan(LeastSquares):
             Y = rows.Y if mix is None else rows.Y @ mix.to(rows.Y)
             S = attention.scores(rows.X, basis.to(rows.X))
             chunks.append(SpanRows(rows.X, Y, rows.see, rows.valid, S, S.transpose(2, 3).reshape(-1, len(basis))))
-        return cls(Problem(tuple(chunks), problem.offset))
+        return cls(replace(problem, chunks=tuple(chunks)))
 
     def evaluate(self, shape: Span) -> Point:
         return evaluate(self.problem, shape.value)
@@ -87,6 +87,7 @@ class _SpanProducts(Products):
     def metric(self, generator: torch.Generator) -> Metric:
         """One L × L block for each head: Σ_rows E[(J_iᵀω)(J_iᵀω)ᵀ] by one random probe ω per row."""
         D = 0.0 * self.Theta.unsqueeze(2) * self.Theta.unsqueeze(1)
+        generator = self.problem.ranks.own(generator)
         for i, rows in enumerate(self.problem.chunks):
             assert isinstance(rows, SpanRows) and rows.basis is not None
             omega = normal(rows.Y, generator)
@@ -95,7 +96,7 @@ class _SpanProducts(Products):
             gS = attention.score_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
             t = torch.matmul(gS, rows.basis.mT)  # (n, k, m, L)
             D = D + torch.einsum("namk,naml->mkl", t, t)
-        return gram_metric(D)
+        return gram_metric(self.problem.ranks.total(D))
 
 
 def unseen(point: Point, problem: Problem) -> float:
@@ -104,7 +105,7 @@ def unseen(point: Point, problem: Problem) -> float:
     for rows in problem.chunks:
         R = rows.Y - attention.project(attention.attend(rows.patterns(point.Theta), rows.X), point.W, point.offset)
         wrong += float((R if rows.valid is None else R * rows.valid).double().square().sum())
-    return math.sqrt(wrong / problem.variation())
+    return math.sqrt(problem.ranks.total(wrong) / problem.variation())
 
 
 def _start(heads: int, directions: int, number: int, generator: torch.Generator) -> Tensor:
