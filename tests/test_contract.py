@@ -24,11 +24,12 @@ ORDER = [*(f"core.{name}" for name in (
              "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced", "capture",
              "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same", "conditions",
              "results")), "core",
-         "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
+         "linalg.krylov", "linalg.totals", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
-             "shapes", "gauss_newton", "source", "saturated", "thin", "candidate", "white", "determined", "actions",
-             "policy", "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
-             "starts.descent", "ranks", "ladder", "polish", "prune", "refine", "baselines", "evidence", "loop",
+             "shapes", "gauss_newton", "parts", "source", "saturated", "thin", "candidate", "white", "determined",
+             "actions", "policy", "settings", "starts", "starts.moments", "starts.unmix", "starts.random",
+             "starts.batches", "starts.descent", "ranks", "ladder", "polish", "prune", "refine", "baselines",
+             "evidence", "loop",
              "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
              "formed_refine", "formed_evidence", "formed_learn", "formed_read", "clues", "questions",
              "which", "learn")), "learning",
@@ -47,7 +48,7 @@ ORDER = [*(f"core.{name}" for name in (
          "recall", "recall.data", "recall.model",
          "runs.traces", "report.heads", "report.figures", "report.given", "report.samples", "report.story",
          "report.pair", "report.charts", "report.page", "report",
-         "cli.console", "cli.show", "cli.demo", "cli.make", "cli.capture", "cli.learn", "cli.certify",
+         "cli.console", "cli.ranks", "cli.show", "cli.demo", "cli.make", "cli.capture", "cli.learn", "cli.certify",
          "cli.compare", "cli.train", "cli.hard", "cli.main", "cli", "__main__"]
 # Imported when asked for, or for the types alone.
 ASKED_FOR_BY_NAME = {("learning.learn", "sculpting.provable"), ("learning.settings", "sculpting.thresholds"),

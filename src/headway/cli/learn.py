@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.console import Board, Json, board, given, number_or, watch
+from headway.cli.ranks import again, device_of, group
 from headway.cli.show import tell
 from headway.core.names import FORMS, METHODS, SEARCHES
 
 if TYPE_CHECKING:
     from headway.core.forms import Form
     from headway.learning.settings import Settings
+    from headway.linalg.totals import Alone
     from headway.runs.store import Run
 
 OPTIONS = ("heads", "method", "form", "rank", "seconds", "seed", "device")  # of every learner
@@ -46,10 +48,12 @@ def learn(
     tensorboard: Board = None,
     as_json: Json = False,
 ) -> None:
-    """Learn a layer from a folder of examples, or go on with an interrupted run."""
-    import headway as hw
+    """Learn a layer from a folder of examples, or go on with an interrupted run.
+
+    Started by torchrun in several processes, these learn together: torchrun --nproc-per-node 4 -m headway learn
+    EXAMPLES --out RUN.
+    """
     from headway.core import checks, words
-    from headway.runs import store
 
     options: dict[str, Any] = {
         "heads": number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
@@ -57,34 +61,69 @@ def learn(
         "device": device}
     if form != "plain":
         options["form"] = form if form == "auto" else words.data_of(words.form_of(form))
-    own = {"search": search, "polish": polish, "truth": truth, "max_heads": max_heads, "starts": starts,
-           "limit": limit}
+    own = {"search": search, "polish": polish, "truth": None if truth is None else str(truth),
+           "max_heads": max_heads, "starts": starts, "limit": limit}
     options |= {name: own[name] for name in given(context, *OWN)}
-    if resume is not None:
-        if folder is not None or out is not None:
-            checks.refuse("--resume", "nothing but --resume RUN", "EXAMPLES or --out as well",
-                          "one or the other; --examples DIR says where the examples lie now")
-        run = store.Run.open(resume)
-        changed = {name: options.get(name) for name in given(context, *OPTIONS, *OWN)}
-        options = _resumed(run, changed)
-        if run.finished and not run.out_of_time:
-            tell(run.fit(), run.path, run.truth(), as_json)
-            return
-        place, target = _place(run, moved), resume
-    else:
-        if folder is None or out is None or moved is not None:
-            checks.refuse("headway learn", "EXAMPLES and --out RUN, or --resume RUN",
-                          "neither" if moved is None else "--examples, which goes with --resume",
-                          "headway learn EXAMPLES --out RUN")
+    with group() as ranks:
+        if resume is None:
+            task = ranks.led(lambda: (_begun(folder, out, moved, options), {}))[0]
+        else:
+            if folder is not None or out is not None:
+                checks.refuse("--resume", "nothing but --resume RUN", "EXAMPLES or --out as well",
+                              "one or the other; --examples DIR says where the examples lie now")
+            changed = {name: options.get(name) for name in given(context, *OPTIONS, *OWN)}
+            task = ranks.led(lambda: (_gone_on(resume, moved, changed), {}))[0]
+        _carried_out(task, ranks, tensorboard, as_json)
+
+
+def _begun(folder: Path | None, out: Path | None, moved: Path | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What is to be done: options, where the examples lie, where the run goes."""
+    from headway.core import checks
+    from headway.runs import store
+
+    if folder is None or out is None or moved is not None:
+        checks.refuse("headway learn", "EXAMPLES and --out RUN, or --resume RUN",
+                      "neither" if moved is None else "--examples, which goes with --resume",
+                      "headway learn EXAMPLES --out RUN")
+    if not again():  # torchrun starts the same command anew: the run goes on
         store.Run.create(out, {})  # refuses a folder in use
-        place, target = folder, out
-    source = hw.Examples.open(place)
-    checks.device("--device", options["device"], "--device cpu")
+    return {"options": options, "place": str(folder), "target": str(out), "done": False}
+
+
+def _gone_on(resume: Path, moved: Path | None, changed: dict[str, Any]) -> dict[str, Any]:
+    """The same of a run that is to go on."""
+    from headway.runs import store
+
+    run = store.Run.open(resume)
+    options = _resumed(run, changed)
+    done = run.finished and not run.out_of_time
+    return {"options": options, "place": "" if done else str(_place(run, moved)), "target": str(resume),
+            "done": done}
+
+
+def _carried_out(task: dict[str, Any], ranks: Alone, tensorboard: Path | None, as_json: bool) -> None:
+    import headway as hw
+    from headway.core import checks
+    from headway.runs import store
+
+    options, target = task["options"], Path(task["target"])
+    if task["done"]:
+        if ranks.rank == 0:
+            run = store.Run.open(target)
+            tell(run.fit(), run.path, run.truth(), as_json)
+        return
+    with ranks.together():
+        source = hw.Examples.open(task["place"])
+        options["device"] = device_of(options["device"])
+        checks.device("--device", options["device"], "--device cpu")
     learner = {name: options.pop(name) for name in ("method", *OWN) if name in options}
     if "form" in options:
         options |= {"form": _form(options["form"], learner)}
     else:
         options["method"] = _learner(learner)
+    if ranks.rank:
+        hw.learn(source, run=target, **options)
+        return
     with watch(options["seconds"]) as bar, board(tensorboard, bar) as progress:
         fit = hw.learn(source, run=target, progress=progress, **options)
     tell(fit, target, store.Run.open(target).truth(), as_json)

@@ -15,6 +15,7 @@ import typer
 
 from headway.cli import capture, certify, compare, demo, hard, learn, make, show, train
 from headway.cli.console import err
+from headway.cli.ranks import rank, refuse_doubled
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Learn a multi-head attention layer from examples of what it does.")
@@ -32,6 +33,7 @@ def main() -> None:
     # learning then takes many times as long. Read when torch is loaded, which no command has done yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
+        refuse_doubled(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
         code = app(standalone_mode=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -51,11 +53,17 @@ def _told(error: Exception) -> int:
     if checks.out_of_memory(error):
         error = checks.too_large("this command", error)
     if isinstance(error, checks.InputError):
+        if rank():  # what one rank of a group is refused all are, and the first says it
+            return REFUSED
         err.print(f"headway: {error}", style="red", markup=False)
         return REFUSED
     if isinstance(error, OSError):
         err.print(f"headway: {error}. Try: another path, or free space on it.", style="red", markup=False)
         return REFUSED
+    if type(error).__name__ == "RankLostError":
+        err.print(f"headway: rank {rank()}: {error}. Try: what that rank said; torchrun --max-restarts 3 starts "
+                  "all again, headway learn --resume RUN goes on.", style="red", markup=False)
+        return FAULT
     last = traceback.extract_tb(error.__traceback__)[-1]
     words = " ".join(f"{type(error).__name__}: {error}".split())
     shown = os.environ.get(TRACEBACK) not in (None, "", "0")

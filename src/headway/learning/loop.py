@@ -25,11 +25,11 @@ from headway.core.counting import Size
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.learning import actions, evidence
-from headway.learning.parts import ranks_of
 from headway.learning.candidate import Candidate, Pool, Seen
 from headway.learning.determined import dependence
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.ladder import floor_of
+from headway.learning.parts import ranks_of
 from headway.learning.policy import End, Facts, Rules, plan
 from headway.learning.polish import polish
 from headway.learning.refine import refine_factors

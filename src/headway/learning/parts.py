@@ -1,14 +1,16 @@
 """Which examples a rank has: neighbouring shards of a folder, or a stretch of those that all have in memory.
 
-Sequences keep the numbers that they have in one process. So a choice among them, such as "so many, spread evenly",
-is one choice of numbers wherever it is made, and each rank reads those of its own: ``own_of``. The few that all must
-see, a sample for a probe or the first of all, are read by those who have them and sent to the others: ``take``.
+Sequences keep the numbers that they have in one process. So a choice among them, such as "so many, spread
+evenly", is one choice of numbers wherever it is made, and each rank reads those of its own: ``own_of``. The few
+that all must see, a sample for a probe or the first of all, are read by those who have them and sent to the others:
+``take``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,7 +78,7 @@ class Parted(Examples):
     def parts(self) -> list[dict[str, Any]]:
         """Of each rank how many sequences it has, and in which shards."""
         return [{"sequences": end - begin, **({"shards": self.shards[r]} if self.shards else {})}
-                for r, (begin, end) in enumerate(zip(self.edges, self.edges[1:], strict=False))]
+                for r, (begin, end) in enumerate(pairwise(self.edges))]
 
     def own(self, index: np.ndarray) -> np.ndarray:
         """Which of these sequences this rank has."""
@@ -159,13 +161,13 @@ def _named(part: Examples) -> dict[str, Tensor]:
 
 
 def _edges(store: Examples, size: int) -> tuple[list[int], list[list[str]]]:
-    """Where the part of each rank begins and the last ends, and the shards of each. Whole shards, as evenly as their
-    sizes allow: each goes to the rank in whose part its middle lies."""
+    """Where the part of each rank begins and the last ends, and the shards of each. Whole shards, as evenly as
+    their sizes allow: each goes to the rank in whose part its middle lies."""
     n = len(store)
     if not isinstance(store, Shards):
         return [n * r // size for r in range(size + 1)], []
     starts = store.starts
-    owners = [(low + high) * size // (2 * n) for low, high in zip(starts, starts[1:], strict=False)]
+    owners = [(low + high) * size // (2 * n) for low, high in pairwise(starts)]
     names = [[path.name for path, owner in zip(store.files, owners, strict=True) if owner == r]
              for r in range(size)]
     edges = [starts[sum(owner < r for owner in owners)] for r in range(size)]
@@ -174,7 +176,7 @@ def _edges(store: Examples, size: int) -> tuple[list[int], list[list[str]]]:
 
 def _owner(edges: list[int]) -> int:
     """The first rank that has anything."""
-    return next((r for r, (low, high) in enumerate(zip(edges, edges[1:], strict=False)) if high > low), 0)
+    return next((r for r, (low, high) in enumerate(pairwise(edges)) if high > low), 0)
 
 
 def _first_known(kind: dict[str, Any], ranks: Alone) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class FreeWhite(Products):
             each = (asking.unsqueeze(3) * H[:, None, None]).transpose(0, 1).flatten(2)  # (m, rows, r·features)
             F = F + each.mT @ T.transpose(0, 1).flatten(2)  # (m, r·features, d·e)
         assert isinstance(F, Tensor)
-        C, F = self.problem.ranks.totals(C, F)
+        C, F = self.problem.ranks.total(C), self.problem.ranks.total(F)
         for a in range(m):
             for b in range(a):
                 C[b, a] = C[a, b].transpose(0, 1).transpose(2, 3)

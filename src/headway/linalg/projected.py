@@ -93,8 +93,8 @@ class Problem:
             N += float(c.X.shape[0] * c.X.shape[1] if c.valid is None else c.valid.double().square().sum())
             mean = mean + (Y if c.valid is None else Y * c.valid).sum((0, 1))
         assert isinstance(mean, Tensor)
-        total, N, mean = self.ranks.totals(total, N, mean)
-        return max(total - float(mean.square().sum()) / max(N, 1e-300), 1e-300)
+        total, N, middle = self.ranks.totals(total, N, mean)
+        return max(float(total) - float(middle.square().sum()) / max(float(N), 1e-300), 1e-300)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Alone:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Around what one rank may fail at and another not, as reading a file: if one fails all do, saying which."""
+        """Around what one rank may fail at and another not, as reading a file: if one fails all do, naming it."""
         yield
 
     @property
@@ -97,10 +97,8 @@ class Group(Alone):
         flat = x.detach().contiguous().view(-1)
         if not len(flat):
             return x
-        if self.size == 2 or flat.nbytes <= SHORT:
-            found = _added(self._everybody(flat))
-        else:
-            found = self._in_pieces(flat)
+        short = self.size == 2 or flat.nbytes <= SHORT
+        found = _added(self._everybody(flat)) if short else self._in_pieces(flat)
         return cast(T, found.to(x.dtype).view(x.shape))
 
     def totals(self, *xs: Any) -> tuple[Any, ...]:
@@ -110,8 +108,8 @@ class Group(Alone):
         if len(tensors) == len(xs):
             for x in tensors:
                 dtype = x.dtype if x is like else torch.promote_types(dtype, x.dtype)
-        flat = torch.cat([torch.as_tensor(x, device=like.device).reshape(-1).to(dtype) for x in xs])
-        parts = self.total(flat).split([x.numel() if isinstance(x, Tensor) else 1 for x in xs])
+        flat = torch.cat([torch.as_tensor(x, dtype=dtype, device=like.device).reshape(-1) for x in xs])
+        parts = torch.split(self.total(flat), [x.numel() if isinstance(x, Tensor) else 1 for x in xs])
         return tuple(part.view(x.shape).to(x.dtype) if isinstance(x, Tensor) else type(x)(part.item())
                      for x, part in zip(xs, parts, strict=True))
 
@@ -135,17 +133,15 @@ class Group(Alone):
                 said: dict[str, Any] = {"value": value, "tensors": {
                     name: [str(part.dtype).removeprefix("torch."), list(part.shape)]
                     for name, part in tensors.items()}}
+                head = json.dumps(said).encode()
             except Exception as error:  # raised again when the others know
-                wrong, said = error, _told(error, self.rank)
-            head = json.dumps(said).encode()
+                wrong, head = error, json.dumps(_told(error)).encode()
         length = self._from_first(torch.tensor([len(head)]))
         buffer = torch.frombuffer(bytearray(head), dtype=torch.uint8) if head else torch.empty(
             int(length), dtype=torch.uint8)
         said = json.loads(bytes(self._from_first(buffer).numpy()))
-        if wrong is not None:
-            raise wrong
         if "kind" in said:
-            raise _error(said)
+            raise wrong or _error(said)
         for name, (dtype, shape) in said["tensors"].items():
             part = tensors.get(name)
             if part is None:
@@ -160,7 +156,7 @@ class Group(Alone):
             yield
         except Exception as error:  # raised again when the others know
             wrong = error
-        words = b"" if wrong is None else json.dumps(_told(wrong, self.rank)).encode()
+        words = b"" if wrong is None else json.dumps(_told(wrong, f"rank {self.rank}: ")).encode()
         lengths = [int(n) for n in self._everybody(torch.tensor([len(words)]))]
         if not any(lengths):
             return
@@ -237,10 +233,10 @@ def _added(parts: list[Tensor]) -> Tensor:
     return total.to(dtype)
 
 
-def _told(error: Exception, rank: int) -> dict[str, str]:
+def _told(error: Exception, who: str = "") -> dict[str, str]:
     kind = "input" if isinstance(error, (InputError, OSError)) else "fault"
     said = str(error) if isinstance(error, (InputError, OSError)) else f"{type(error).__name__}: {error}"
-    return {"kind": kind, "words": f"rank {rank}: {said}"}
+    return {"kind": kind, "words": who + said}
 
 
 def _error(said: Mapping[str, str]) -> Exception:
@@ -252,3 +248,12 @@ def ranks() -> Alone:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return Group()
     return ALONE
+
+
+def sent_by_each(numbers: int, size: int, ranks: int) -> int:
+    """Bytes that each rank sends for a total of so many numbers of ``size`` bytes: the model that is counted."""
+    if ranks == 1:
+        return 0
+    if ranks == 2 or numbers * size <= SHORT:
+        return (ranks - 1) * numbers * size
+    return 2 * (ranks - 1) * -(-numbers // ranks) * size

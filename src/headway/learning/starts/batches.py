@@ -99,7 +99,7 @@ class Table:
             return float((Y.double() - Y.double().mean(0)).square().mean())
         total, count = ranks.totals(Y.double().sum(0), Y.numel())
         apart = (Y.double() - total * len(total) / count).square().sum()
-        return ranks.total(float(apart)) / count
+        return ranks.total(float(apart)) / int(count)
 
     @torch.no_grad()
     def error(
@@ -110,8 +110,7 @@ class Table:
         for at in torch.split(torch.arange(len(self.X), device=self.X.device), sequences):
             part = self.pick(at)
             total += part.rows * float(part.mean_square(model(part.inputs, values, part.see) - part.Y))
-        total, rows = ranks.totals(total, self.rows)
-        return total / rows
+        return ranks.total(total) / ranks.total(self.rows)
 
 
 def table_of(source: Source, index: np.ndarray, dtype: torch.dtype = torch.float32) -> Table:

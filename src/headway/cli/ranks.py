@@ -1,0 +1,63 @@
+"""Processes that torchrun starts: joining their group, and one voice for all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.linalg.totals import Alone
+
+SHARED = ("learn",)  # commands that several processes work on together
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a process
+
+
+def rank() -> int:
+    """Of this process among those that torchrun started; 0 for one by itself."""
+    return int(os.environ["RANK"]) if launched() else 0
+
+
+def launched() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return all(name in os.environ for name in NEEDED) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def again() -> bool:
+    """Whether torchrun started it anew, after a process had died."""
+    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def refuse_doubled(command: str) -> None:
+    """Refuse commands that each process would carry out by itself."""
+    from headway.core import checks
+
+    if launched() and command not in SHARED:
+        checks.refuse(f"headway {command}", "one process", f"{os.environ['WORLD_SIZE']} of them",
+                      "it without torchrun; headway learn is what several processes do together")
+
+
+@contextmanager
+def group() -> Iterator[Alone]:
+    """The processes that torchrun started, as a group: gloo between CPUs, NCCL between GPUs."""
+    from headway.linalg.totals import ALONE, ranks
+
+    if not launched():
+        yield ALONE
+        return
+    import torch
+    import torch.distributed as dist
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+def device_of(name: str) -> str:
+    """One GPU for each process of a machine, where "cuda" is asked for."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if launched() and name == "cuda" else name
