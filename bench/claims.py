@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import scaling
 import statements
 from pages import Record, kept, listed, of, prose, span, table, upto
 
@@ -377,6 +378,48 @@ def zoo() -> str:
 
 PARITY = ("moments", "starts", "adam", "lbfgs", "sculpt")
 
+def ranks() -> str:
+    """docs/scale.md: one layer on one to three processes."""
+    record = Record("ranks")
+    lines = ["| processes | heads found | apart from one process | peak memory of each, MiB | calls in all | bytes a "
+             "product, thin and free |", "|---" * 6 + "|"]
+    for row in record.rows:
+        lines.append(f"| {row['ranks']} | {row['heads']}, {row['status']} | "
+                     f"{'–' if row['ranks'] == 1 else upto(row['apart from one process'])} | "
+                     f"{row['peak a rank, MiB']:.0f} | {row['calls in all']:,} | {row['bytes a thin product']:,} and "
+                     f"{row['bytes a free product']:,} |")
+    said = ("Calls and bytes of a product were in all cases those of the model" if all(
+        record.column("as the model says")) else "Calls and bytes of a product were not always those of the model")
+    before = min(record.column("of it before learning"))
+    return "\n".join([*lines, "", prose(
+        f"{said}. {before:.0f} MiB of each process are Python and torch before anything is read. {record.command}, "
+        f"measured at {record.commit}.")])
+
+
+def ranks_killed() -> str:
+    """docs/scale.md: kill -9."""
+    record = Record("ranks_killed")
+    torchrun = [row["same bytes"] for row in record.rows if row["goes on by"] == "torchrun"]
+    return prose(
+        f"One of two processes was killed (kill -9) at a random moment, {len(record.rows)} times. Gone on with by "
+        f"torchrun on the same two, the layer was the same to the last byte in {sum(torchrun)} of {len(torchrun)}; "
+        f"with `--resume` on one or three processes it was the same within "
+        f"{upto(row['heads apart'] for row in record.rows if row['goes on by'] != 'torchrun')} in "
+        f"{of(row['heads apart'] < 1e-12 for row in record.rows if row['goes on by'] != 'torchrun')} "
+        f"({record.command}, measured at {record.commit}).")
+
+
+def scale() -> str:
+    """docs/scale.md: predicted, not measured."""
+    source = Record("real")
+    return "\n".join([scaling.table(), "", prose(
+        f"A prediction. Arithmetic at {scaling.rate() / 1e12:.0f} Tflop/s, the rate of Adam's steps on one "
+        f"{source.kept['machine']} in {source.command} (measured at {source.commit}); sums over NVLink at "
+        f"{scaling.INSIDE / 1e9:.0f} GB/s a GPU up to eight, {scaling.BETWEEN / 1e9:.0f} GB/s (400 Gb/s) beyond, and "
+        f"for comparison {scaling.SLOW / 1e9:.3g} GB/s (100 Gb/s). Sums begin to take longer than products below so "
+        f"many rows a rank, at those three: width {scaling.bounds()}.")])
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
-    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo,
+    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo, ranks, ranks_killed, scale,
                                         statements.trial, statements.rules, statements.methods)}

@@ -1,12 +1,13 @@
 """Learning on 1, 2 and 3 processes: the same heads, memory a rank, bytes a product, and processes that are killed.
 
     python bench/ranks.py            # all of it
-    python bench/ranks.py --kills    # the kills alone are made again
+    python bench/ranks.py --agree    # all but the kills
+    python bench/ranks.py --kills    # the kills alone
 
 One layer, 64 wide with 8 heads of rank 8, is learned from shards by torchrun's processes, gloo between them. Heads
-are compared with those of one process. Then a smaller layer is learned again and again while one of two processes is
-killed (kill -9) at a random moment: half of the times torchrun starts both again, half of the times the run is gone
-on with by ``--resume`` on one or three processes.
+are compared with those of one process. Then a smaller layer is learned again and again while one of two processes
+is killed (kill -9) at a random moment: half of the times torchrun starts both again, half of the times the run is
+gone on with by ``--resume`` on one or three processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, record, timed
+from common import record, timed
 
 SIZE = ["--heads", "8", "--width", "64", "--length", "32", "--count", "16000", "--shards", "12", "--rank", "8",
         "--seed", "3"]
@@ -82,11 +83,14 @@ def worker(data: str, run: str, out: str) -> None:
 
 def modelled(heads: int, width: int, unknowns: list[int], ranks: int) -> dict[str, dict[str, int]]:
     """Calls and bytes of a product by the model: the projection's right-hand side, then the product itself."""
-    from headway.linalg.totals import sent_by_each
+    from headway.linalg.totals import price
 
+    found = {}
     columns = {"thin": (8 * heads + 1) * 8 * heads, "free": (heads * width + 1) * width}
-    return {name: {"calls": 2 * (ranks > 1), "bytes": sent_by_each(columns[name], 4, ranks)
-                   + sent_by_each(n, 4, ranks)} for name, n in zip(columns, unknowns, strict=True)}
+    for (name, first), second in zip(columns.items(), unknowns, strict=True):
+        calls, sent = zip(price(first, 4, ranks), price(second, 4, ranks), strict=True)
+        found[name] = {"calls": sum(calls), "bytes": sum(sent)}
+    return found
 
 
 def apart(one: Path, other: Path) -> float:
@@ -114,8 +118,8 @@ def agree(folder: Path) -> list[dict[str, Any]]:
             "peak a rank, MiB": max(one["peak"] for one in said),
             "of it before learning": min(one["before"] for one in said), "seconds": first["seconds"],
             "calls in all": first["all"]["calls"], "MB sent by rank 0 in all": first["all"]["bytes"] / 1e6,
-            "calls a product": first["sent"]["thin"]["calls"], "bytes a thin product": first["sent"]["thin"]["bytes"],
-            "bytes a free product": first["sent"]["free"]["bytes"],
+            **{f"{what} a {kind} product": sent[what] for kind, sent in first["sent"].items()
+               for what in ("calls", "bytes")},
             "as the model says": all(one["sent"] == model for one in said)})
         print(rows[-1], flush=True)
     return rows
@@ -166,9 +170,8 @@ def kills(folder: Path) -> list[dict[str, Any]]:
         ranks = 2
         if not by_torchrun:
             ranks = draw.choice((1, 3))
-            again = ["-m", "headway", "learn"]
-            done = (run / "config.json").exists()
-            again += ["--resume", str(run)] if done else [str(data), "--out", str(run)]
+            begun = (run / "config.json").exists()  # else it was killed before anything was kept
+            again = ["-m", "headway", "learn", *(["--resume", str(run)] if begun else [str(data), "--out", str(run)])]
             subprocess.run(started(ranks, *again), check=True, env=env, stderr=subprocess.DEVNULL)
         layer = run / "layer.safetensors"
         rows.append({
@@ -189,6 +192,8 @@ def main() -> None:
                 "heads apart, at most": max(row["apart from one process"] for row in rows),
                 "communication as the model says": all(row["as the model says"] for row in rows),
                 "peak a rank, MiB": [round(row["peak a rank, MiB"]) for row in rows]}, rows)
+        if "--agree" in sys.argv[1:]:
+            return
         rows = kills(folder)
         record("ranks_killed", "python bench/ranks.py --kills", {
             "killed": len(rows), "same result": sum(row["heads apart"] < 1e-12 for row in rows),
@@ -200,5 +205,4 @@ if __name__ == "__main__":
     if "--worker" in sys.argv[1:]:
         worker(*sys.argv[2:])
     else:
-        assert RESULTS
         main()

@@ -33,6 +33,8 @@ SMALL = {  # constants of the script, for a run of seconds
                 # lbfgs stops at 5e-7, at once: with the script's own target the seconds of a busy one would decide
                 "SITUATIONS": {"white": ("white tokens", lambda seed: importlib.import_module("scenes").white(
                     1, 4, 4, 150)(seed))}},
+    "ranks": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "3"],
+              "RANKS": (1, 2)},
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
     "which": {"SEEDS": (100,), "forms": lambda seed: {"window": hw.Form(sight=hw.Sight(causal=True, window=3))},
@@ -68,12 +70,12 @@ SMALL = {  # constants of the script, for a run of seconds
     "report": {"HEADS": 2, "WIDTH": 8, "VISITS": 1},
     "zoo": {"FRESH_SEEDS": (100,), "INSTANCES": ["generic"], "LEARNERS": ("starts",), "SECONDS": 4.0},
 }
-WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"], "forms": ["--count", "400"],
+WORDS = {"gpu_check": ["cpu"], "ranks": ["--agree"], "zoo": ["fresh"], "forms": ["--count", "400"],
          "models": ["--pack", "PACK", "--device", "cpu", "--count", "400", "--forms", "told"]}
 SAID = {  # sentences of README and docs that are made from what the script records
     "speed": ["speed"], "time_to": ["time_to"],
     "rank": ["rank"], "success": ["success"], "few": ["few"], "noise": ["noise"],
-    "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
+    "memory": ["memory"], "ranks": ["ranks"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
     "rules": ["statements.rules"], "gpts": ["statements.gpts"], "behaviours": ["statements.planted_heads"],
@@ -135,6 +137,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
               and 0.008 < r[0]["noise estimated"] < 0.012},
     "memory": {"memory": lambda s, r: (s["status"], s["heads found"]) == ("recovered", 2) and positive(
         s["peak of make and learn, GiB"], s["examples on disk, GiB"]) and s["worst head error"] < 1e-9},
+    "ranks": {"ranks": lambda s, r: every(r, status="recovered", heads=2, **{"as the model says": True})
+              and s["heads apart, at most"] < 1e-12 and [row["ranks"] for row in r] == [1, 2]},
     "inputs": {"inputs": lambda s, r: s["head count right"] == len(r) == 2 and s["worst error"] < 1e-9},
     "methods": {"methods": lambda s, r: s["white"] == "auto" and len(r) == 2 and every(r[:1], said="recovered")
                 and r[0]["error"] < 1e-12 < r[1]["error"]},
@@ -208,7 +212,7 @@ def test_a_benchmark_runs_in_small(name, bench, capsys):
 
 def test_every_benchmark_is_among_them():
     others = {"common", "stopwatch", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements",
-              "judged", "labels", "nets", "scenes", "smol", "workers"}
+              "scaling", "judged", "labels", "nets", "scenes", "smol", "workers"}
     scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
     assert set(EXPECTED) == set(SMALL) - {"gpu_check"}

@@ -15,7 +15,7 @@ import typer
 
 from headway.cli import capture, certify, compare, demo, hard, learn, make, show, train
 from headway.cli.console import err
-from headway.cli.ranks import rank, refuse_doubled
+from headway.cli.ranks import leave, rank, refuse_doubled
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Learn a multi-head attention layer from examples of what it does.")
@@ -43,7 +43,7 @@ def main() -> None:
         code = _told(error)
     if code == INTERRUPTED:
         err.print("headway: interrupted; stages that finished are kept in the run folder")
-    sys.exit(code)
+    leave(code)
 
 
 def _told(error: Exception) -> int:

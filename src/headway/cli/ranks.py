@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from headway.linalg.totals import Alone
 
 SHARED = ("learn",)  # commands that several processes work on together
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a process
+CONNECT, WAIT = timedelta(minutes=3), timedelta(hours=6)  # for all to be there; for what one of them does
 
 
 def rank() -> int:
@@ -38,6 +41,16 @@ def refuse_doubled(command: str) -> None:
                       "it without torchrun; headway learn is what several processes do together")
 
 
+def leave(code: int | str | None) -> NoReturn:
+    """End this process: of several at once, since threads of torch that are still there may otherwise abort it, and
+    torchrun would take a run that is finished for one that failed."""
+    if launched():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+    sys.exit(code)
+
+
 @contextmanager
 def group() -> Iterator[Alone]:
     """The processes that torchrun started, as a group: gloo between CPUs, NCCL between GPUs."""
@@ -51,7 +64,11 @@ def group() -> Iterator[Alone]:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=CONNECT)
+    # Of a process that dies the others hear at once; one that reads for long is waited for.
+    later = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if later is not None:
+        later(WAIT)
     try:
         yield ranks()
     finally:

@@ -250,10 +250,11 @@ def ranks() -> Alone:
     return ALONE
 
 
-def sent_by_each(numbers: int, size: int, ranks: int) -> int:
-    """Bytes that each rank sends for a total of so many numbers of ``size`` bytes: the model that is counted."""
+def price(numbers: int, size: int, ranks: int) -> tuple[int, int]:
+    """Calls, and bytes that each rank sends, for a total of so many numbers of ``size`` bytes: a model, which the
+    counters are held against."""
     if ranks == 1:
-        return 0
+        return 0, 0
     if ranks == 2 or numbers * size <= SHORT:
-        return (ranks - 1) * numbers * size
-    return 2 * (ranks - 1) * -(-numbers // ranks) * size
+        return 1, (ranks - 1) * numbers * size
+    return 2, 2 * (ranks - 1) * -(-numbers // ranks) * size
