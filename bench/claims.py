@@ -381,13 +381,14 @@ PARITY = ("moments", "starts", "adam", "lbfgs", "sculpt")
 def ranks() -> str:
     """docs/scale.md: one layer on one to three processes."""
     record = Record("ranks")
-    lines = ["| processes | heads found | apart from one process | peak memory of each, MiB | calls in all | bytes a "
-             "product, thin and free |", "|---" * 6 + "|"]
+    lines = ["| processes | heads found | apart from one process | peak memory of each, MiB | calls in all | bytes "
+             "each sends a product, thin and free |", "|---" * 6 + "|"]
     for row in record.rows:
-        lines.append(f"| {row['ranks']} | {row['heads']}, {row['status']} | "
-                     f"{'–' if row['ranks'] == 1 else upto(row['apart from one process'])} | "
-                     f"{row['peak a rank, MiB']:.0f} | {row['calls in all']:,} | {row['bytes a thin product']:,} and "
-                     f"{row['bytes a free product']:,} |")
+        cells = (row["ranks"], f"{row['heads']}, {row['status']}",
+                 "–" if row["ranks"] == 1 else upto(row["apart from one process"]),
+                 f"{row['peak a rank, MiB']:.0f}", f"{row['calls in all']:,}",
+                 f"{row['bytes a thin product']:,} and {row['bytes a free product']:,}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     said = ("Calls and bytes of a product were in all cases those of the model" if all(
         record.column("as the model says")) else "Calls and bytes of a product were not always those of the model")
     before = min(record.column("of it before learning"))
@@ -415,11 +416,13 @@ def scale() -> str:
     return "\n".join([scaling.table(), "", prose(
         f"A prediction. Arithmetic at {scaling.rate() / 1e12:.0f} Tflop/s, the rate of Adam's steps on one "
         f"{source.kept['machine']} in {source.command} (measured at {source.commit}); sums over NVLink at "
-        f"{scaling.INSIDE / 1e9:.0f} GB/s a GPU up to eight, {scaling.BETWEEN / 1e9:.0f} GB/s (400 Gb/s) beyond, and "
-        f"for comparison {scaling.SLOW / 1e9:.3g} GB/s (100 Gb/s). Sums begin to take longer than products below so "
-        f"many rows a rank, at those three: width {scaling.bounds()}.")])
+        f"{scaling.INSIDE / 1e9:.0f} GB/s a GPU up to eight, {scaling.BETWEEN / 1e9:.0f} GB/s (400 Gb/s) beyond, "
+        f"and for comparison {scaling.SLOW / 1e9:.3g} GB/s (100 Gb/s). Sums take longer than arithmetic below "
+        f"{scaling.bounds()} rows a rank at these three, whatever the width: both are some d² numbers, where the "
+        "heads together are as wide as the layer.")])
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo, ranks, ranks_killed, scale,
-                                        statements.trial, statements.rules, statements.methods)}
+    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo, ranks,
+                                        ranks_killed, scale, statements.trial, statements.rules,
+                                        statements.methods)}

@@ -171,7 +171,8 @@ def kills(folder: Path) -> list[dict[str, Any]]:
         if not by_torchrun:
             ranks = draw.choice((1, 3))
             begun = (run / "config.json").exists()  # else it was killed before anything was kept
-            again = ["-m", "headway", "learn", *(["--resume", str(run)] if begun else [str(data), "--out", str(run)])]
+            again = ["-m", "headway", "learn"]
+            again += ["--resume", str(run)] if begun else [str(data), "--out", str(run)]
             subprocess.run(started(ranks, *again), check=True, env=env, stderr=subprocess.DEVNULL)
         layer = run / "layer.safetensors"
         rows.append({

@@ -11,6 +11,7 @@ projection, (m·q + 1) × m·q, and the product, one number for each unknown in 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headway.core.counting import Size
@@ -66,23 +67,24 @@ def even(width: int, heads: int, size: int, flops: float, bandwidth: float, rank
 def table() -> str:
     """docs/scale.md: one product, on one GPU, a machine of eight and eight such machines."""
     flops = rate()
-    lines = ["| width, heads | rows in all | GPUs | sent by each, MB | arithmetic, ms | sums, ms | over 100 Gb/s, ms | "
-             "faster than one GPU by |", "|---" * 8 + "|"]
+    lines = ["| width, heads | rows in all | GPUs | sent by each, MB | arithmetic, ms | sums, ms | over 100 Gb/s, "
+             "ms | faster than one GPU by |", "|---" * 8 + "|"]
     for width, heads, size in SHAPES:
         one = product(width, heads, size, 1, flops)
         for ranks in RANKS:
             it = product(width, heads, size, ranks, flops)
-            lines.append(f"| {width}, {heads} × {size} | {it.rows:,} | {ranks} | {it.sent / 1e6:,.1f} | "
-                         f"{_ms(it.arithmetic)} | {_ms(it.inside)} | {_ms(it.slow)} | {one.seconds / it.seconds:.1f} |")
+            cells = (f"{width}, {heads} × {size}", f"{it.rows:,}", ranks, f"{it.sent / 1e6:,.1f}",
+                     _ms(it.arithmetic), _ms(it.inside), _ms(it.slow), f"{one.seconds / it.seconds:.1f}")
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
 def bounds() -> str:
-    """The rows a rank below which sums take longer than products, at the widths of the table."""
+    """The rows a rank below which sums take longer than products: with m·q = d the same at every width, but for the
+    offset, since both are some d² numbers."""
     flops = rate()
-    cells = [f"{width}: {even(width, heads, size, flops, INSIDE):,.0f}, {even(width, heads, size, flops, BETWEEN):,.0f} "
-             f"and {even(width, heads, size, flops, SLOW):,.0f}" for width, heads, size in SHAPES]
-    return "; ".join(cells)
+    least = [max(even(*shape, flops, bandwidth) for shape in SHAPES) for bandwidth in (INSIDE, BETWEEN, SLOW)]
+    return "{:,.0f}, {:,.0f} and {:,.0f}".format(*(10 * math.ceil(rows / 10) for rows in least))
 
 
 def _ms(seconds: float) -> str:

@@ -210,6 +210,18 @@ def test_a_benchmark_runs_in_small(name, bench, capsys):
         assert re.search(r"\d", attrgetter(claim)(claims)())  # the sentence finds the columns it speaks of
 
 
+def test_the_prediction_is_the_formula_of_the_page(bench):
+    model = importlib.import_module("scaling")
+    one, many = (model.product(4096, 32, 128, ranks, 40e12) for ranks in (1, 64))
+    d = 4096
+    assert (one.sent, one.inside, one.slow) == (0, 0, 0)
+    assert one.arithmetic == pytest.approx(18 * d * d * one.rows / 40e12) == pytest.approx(64 * many.arithmetic)
+    assert many.sent == pytest.approx(8 * 63 / 64 * (d * d + 3 * d * d), rel=1e-3)
+    assert many.inside == many.sent / 50e9 and many.seconds == many.arithmetic + many.inside
+    rows = model.even(4096, 32, 128, 40e12, 50e9)  # so many a rank, and both take as long
+    assert 18 * d * d * rows / 40e12 == pytest.approx(many.inside)
+
+
 def test_every_benchmark_is_among_them():
     others = {"common", "stopwatch", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements",
               "scaling", "judged", "labels", "nets", "scenes", "smol", "workers"}
