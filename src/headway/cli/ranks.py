@@ -64,7 +64,11 @@ def group() -> Iterator[Alone]:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=CONNECT)
+    # Processes started anew meet at the store of those before them, and gloo would take the addresses of the dead.
+    store, rank, size = next(dist.rendezvous("env://", timeout=CONNECT))  # type: ignore[no-untyped-call]
+    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank,
+                            world_size=size, timeout=CONNECT)
     # Of a process that dies the others hear at once; one that reads for long is waited for.
     later = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
     if later is not None:
