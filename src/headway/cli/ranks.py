@@ -61,12 +61,14 @@ def group() -> Iterator[Alone]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # Processes started anew meet at the store of those before them, and gloo would take the addresses of the dead.
-    store, rank, size = next(dist.rendezvous("env://", timeout=CONNECT))  # type: ignore[no-untyped-call]
-    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, rank, size = next(rendezvous("env://", timeout=CONNECT))  # type: ignore[no-untyped-call]
+    store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank,
                             world_size=size, timeout=CONNECT)
     # Of a process that dies the others hear at once; one that reads for long is waited for.

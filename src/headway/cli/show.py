@@ -125,8 +125,8 @@ def told(
     stats = fit.stats
     on = f" on {stats['ranks']} processes" if "ranks" in stats else ""
     err.print(f"{stats['examples']} sequences ({stats['held_out']} held out, {stats['used']} used by the last "
-              f"solve; counting floor {stats['floor']}), {stats['products']} products, {stats['seconds']:.1f} s{on}. "
-              f"Run folder: {folder}", markup=False)
+              f"solve; counting floor {stats['floor']}), {stats['products']} products, {stats['seconds']:.1f} s"
+              f"{on}. Run folder: {folder}", markup=False)
     if page is not None:
         err.print(f"Look at it: {page}", soft_wrap=True, markup=False)
     found = None if match is None else {
