@@ -132,13 +132,19 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def killed(command: list[str], after: float, which: int, env: dict[str, str]) -> bool:
-    """Start, wait for the processes, kill one so long after; whether it was still there."""
+def watched(command: list[str], env: dict[str, str]) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Start, and wait for the processes."""
     begun = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     found: list[int] = []
     while begun.poll() is None and len(found) < 2:
         found = children(begun.pid)
         time.sleep(0.02)
+    return begun, found
+
+
+def killed(command: list[str], after: float, which: int, env: dict[str, str]) -> bool:
+    """Kill one of the processes so long after they began; whether it was still there."""
+    begun, found = watched(command, env)
     time.sleep(after)
     hit = False
     if begun.poll() is None and which < len(found):
@@ -156,8 +162,8 @@ def kills(folder: Path) -> list[dict[str, Any]]:
     subprocess.run([*HEADWAY, "make", str(data), *SMALL], check=True)
     whole = folder / "whole"
     learn = ["-m", "headway", "learn", str(data), "--out"]
-    _, seconds = timed(lambda: subprocess.run(started(2, *learn, str(whole)), check=True, env=env,
-                                              stderr=subprocess.DEVNULL))
+    first, _ = watched(started(2, *learn, str(whole)), env)
+    _, seconds = timed(first.wait)
     draw, rows, tries = random.Random(SEED), [], 0
     while len(rows) < KILLS:
         tries += 1

@@ -61,6 +61,7 @@ def group() -> Iterator[Alone]:
         return
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     if torch.cuda.is_available():
@@ -68,9 +69,8 @@ def group() -> Iterator[Alone]:
     # Processes started anew meet at the store of those before them, and gloo would take the addresses of the dead.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, rank, size = next(rendezvous("env://", timeout=CONNECT))  # type: ignore[no-untyped-call]
-    store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank,
-                            world_size=size, timeout=CONNECT)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", rank=rank,
+                            world_size=size, store=PrefixStore(f"attempt-{attempt}", store), timeout=CONNECT)
     # Of a process that dies the others hear at once; one that reads for long is waited for.
     later = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
     if later is not None:
