@@ -61,14 +61,14 @@ def group() -> Iterator[Alone]:
         return
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # Processes started anew meet at the store of those before them, and gloo would take the addresses of the dead.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store, rank, size = next(rendezvous("env://", timeout=CONNECT))  # type: ignore[no-untyped-call]
+    store, rank, size = next(rendezvous("env://", timeout=CONNECT))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", rank=rank,
                             world_size=size, store=PrefixStore(f"attempt-{attempt}", store), timeout=CONNECT)
     # Of a process that dies the others hear at once; one that reads for long is waited for.
