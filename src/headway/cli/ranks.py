@@ -34,9 +34,9 @@ def again() -> bool:
 
 def refuse_doubled(command: str) -> None:
     """Refuse commands that each process would carry out by itself."""
-    from headway.core import checks
-
     if launched() and command not in SHARED:
+        from headway.core import checks
+
         checks.refuse(f"headway {command}", "one process", f"{os.environ['WORLD_SIZE']} of them",
                       "it without torchrun; headway learn is what several processes do together")
 
