@@ -32,7 +32,7 @@ ORDER = [*(f"core.{name}" for name in (
              "evidence", "loop",
              "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
              "formed_refine", "formed_evidence", "formed_learn", "formed_read", "clues", "questions",
-             "which", "learn")), "learning",
+             "which", "kept", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",

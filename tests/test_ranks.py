@@ -100,10 +100,11 @@ def descends(folder, ranks):
 def learns(folder, ranks):
     fit = hw.learn(hw.Examples.open(folder / "data"), run=folder / "run")
     again = hw.learn(hw.Examples.open(folder / "data"), run=folder / "run")
+    begun = hw.learn(hw.Examples.open(folder / "data"), run=folder / "begun")
     held = hw.learn(data(), method="starts", heads=HEADS, seconds=60.0)
     return {"kind": fit.status.kind, "stats": dict(fit.stats), "Theta": fit.layer.Theta.tolist(),
             "again": again.layer.Theta.tolist(), "memory": held.layer.Theta.tolist(),
-            "memory kind": held.status.kind}
+            "begun": begun.layer.Theta.tolist(), "memory kind": held.status.kind}
 
 
 def refuses(folder, ranks):
@@ -159,6 +160,9 @@ def saw(tmp_path_factory):
     broken = data()
     broken.Y[200, 1, 1] = float("nan")
     write(folder / "broken", rebatch([broken], even(COUNT, SHARDS)), SHARDS)
+    hw.learn(hw.Examples.open(folder / "data"), run=folder / "begun")  # by one process, and cut short
+    for path in (folder / "begun" / "manifest.json", *(folder / "begun" / "stages").glob("polish*")):
+        path.unlink()
     start = multiprocessing.get_context("spawn")
     both = [start.Process(target=process, args=(rank, folder)) for rank in range(2)]
     for one in both:
@@ -252,9 +256,10 @@ def test_two_ranks_find_what_one_finds(saw, alone):
     (first, second), folder = saw
     found = first["learns"]
     assert {**found, "stats": 0} == {**second["learns"], "stats": 0}
-    for name in ("Theta", "again", "memory"):
+    for name in ("Theta", "again", "memory", "begun"):
         torch.testing.assert_close(torch.tensor(found[name], dtype=torch.float64), alone.layer.Theta,
                                    rtol=0, atol=1e-12)
+    assert len(Run.open(folder / "begun").manifest()["ranks"]) == 2
     assert found["kind"] == found["memory kind"] == alone.status.kind == "recovered"
     assert found["stats"]["ranks"] == 2 and found["stats"]["communication"]["calls"] > 100
     assert "ranks" not in alone.stats

@@ -6,31 +6,26 @@ itself is a loop over candidates (loop.py) that a policy decides (policy.py) and
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headway.core import checks
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.forms import Form
-from headway.core.layer import AttentionLayer
 from headway.core.names import BASELINES
-from headway.core.results import Fit, NotLearnedError, Status
-from headway.core.shards import Shards
-from headway.core.sources import Answers
+from headway.core.results import Fit, NotLearnedError
 from headway.core.words import data_of, form_from
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
 from headway.learning.formed_learn import Clock, Wanted, learn_form
+from headway.learning.kept import everywhere, finish, kept_in, with_ranks
 from headway.learning.loop import Asked, Loop, Progress
-from headway.learning.parts import Parted, digest_of, ranks_of, store_of
+from headway.learning.parts import Parted
 from headway.learning.settings import Auto, Sculpt, Settings, resolved
 from headway.learning.source import spaced
 from headway.learning.verdict import conclude
@@ -109,18 +104,18 @@ def learn(
     _check(examples, settings, wanted, rank, seconds, seed)
     options = {"heads": wanted, "method": settings.method, "rank": rank, "seconds": seconds, "seed": int(seed),
                "device": None if device is None else str(device), **settings.options()}
-    kept, finished = _kept(run, examples, options, settings)
+    kept, finished = kept_in(run, examples, options, settings)
     if finished:
-        fit = _everywhere(examples, lambda: kept.fit() if kept is not None else None)
+        fit = everywhere(examples, lambda: kept.fit() if kept is not None else None)
     else:
         own = settings if isinstance(settings, Auto) else Auto()
         asked = Asked(settings.method, wanted if isinstance(wanted, int) else None, rank, own.max_heads, own.starts,
                       own.limit, seconds, int(seed))
         loop = Loop(examples, asked, device, kept, progress)
         made = replace(_learned(loop, settings), settings=options, seed=int(seed))
-        fit = _everywhere(examples, lambda: _with_ranks(made, examples))
+        fit = everywhere(examples, lambda: with_ranks(made, examples), made.layer.Theta.device)
         if run is not None:
-            _finish(kept, fit, examples)
+            finish(kept, fit, examples)
     return _ended(fit, strict, progress)
 
 
@@ -158,7 +153,7 @@ def _any_form(
     options = {"heads": wanted, "method": "auto", "rank": size, "seconds": seconds, "seed": int(seed),
                "device": None if device is None else str(device),
                "form": "auto" if isinstance(form, str) else data_of(form)}
-    kept, finished = _kept(run, examples, options, Auto())
+    kept, finished = kept_in(run, examples, options, Auto())
     if kept is not None and finished:
         fit = kept.fit()
     else:
@@ -232,103 +227,3 @@ def _sound(examples: Any, seconds: float | None, seed: int) -> None:
     checks.whole("seed", seed, 0)
     if seconds is not None:
         checks.number("seconds", seconds, strictly=True)
-
-
-def _kept(
-    run: str | os.PathLike[str] | Run | None, examples: Examples, options: dict[str, Any], settings: Settings
-) -> tuple[Run | None, bool]:
-    """The run of these examples and settings, and whether it is finished; a folder that belongs to others is
-    refused. Of several ranks the first has it."""
-    if run is None:
-        return None, False
-    if not isinstance(run, (str, os.PathLike, Run)):
-        checks.refuse("run", "the path of a folder", type(run).__name__, "run='runs/first'")
-    group, kept = ranks_of(examples), None
-    if group.rank == 0:
-        with group.together():
-            kept = run if isinstance(run, Run) else Run.at(run)
-    else:
-        with group.together():
-            pass
-    # A run of several ranks knows its examples by the numbers of the sequences, each of which one rank can form; a
-    # run of one process by a hash over all of them, which one process has to read.
-    of_each = group.decided(kept is not None and kept.config.get(
-        "digest_of", "examples" if "digest" in kept.config or group.alone else "sequences") == "sequences")
-    if of_each:
-        digest = digest_of(examples)
-
-    def claimed() -> tuple[bool, dict[str, Any]]:
-        assert kept is not None
-        named = digest if of_each else store_of(examples).digest()
-        kept.claim(_own(examples, options, settings, {"digest": named, **({"digest_of": "sequences"} if of_each
-                                                                           else {})}))
-        return kept.finished, {}
-
-    return kept, bool(group.led(claimed)[0])
-
-
-def _own(
-    examples: Examples, options: dict[str, Any], settings: Settings, digest: dict[str, str]
-) -> dict[str, Any]:
-    """What makes a run the one of these examples and settings."""
-    own: dict[str, Any] = {**digest, "examples": "in memory", "options": options}
-    examples = store_of(examples)
-    if isinstance(examples, Shards):
-        own["examples"] = str(examples.folder.resolve())
-    more: dict[str, Any] = {}
-    if isinstance(settings, Sculpt) and settings.thresholds is not None:
-        more["thresholds"] = asdict(settings.thresholds)
-    if isinstance(settings, Sculpt) and settings.truth is not None:
-        more["truth"] = hashlib.sha256(b"".join(
-            name.encode() + tensor.detach().cpu().to(torch.float64).contiguous().numpy().tobytes()
-            for name, tensor in sorted(settings.truth.tensors().items()))).hexdigest()
-    if isinstance(examples, Answers):  # what it may ask for makes it another run
-        more["fresh"] = True if examples.fresh is None else examples.fresh
-    if more:
-        own["more"] = more
-    if isinstance(examples, Shards) and "thresholds" not in more:
-        own["command"] = "learn"  # which makes it again
-    return own
-
-
-# -- on several ranks ---------------------------------------------------------------------------------------
-
-
-def _everywhere(examples: Examples, find: Callable[[], Fit | None]) -> Fit:
-    """The fit that rank 0 has, on every rank."""
-    group = ranks_of(examples)
-    if group.alone:
-        fit = find()
-        assert fit is not None
-        return fit
-
-    def found() -> tuple[dict[str, Any], dict[str, Tensor]]:
-        fit = find()
-        assert fit is not None
-        return {"mask": fit.layer.mask, "status": asdict(fit.status), "stats": dict(fit.stats),
-                "trace": [dict(event) for event in fit.trace], "settings": dict(fit.settings),
-                "seed": fit.seed}, fit.layer.tensors()
-
-    said, tensors = group.led(found)
-    layer = AttentionLayer(**tensors, mask=said.pop("mask"))
-    return Fit(layer, Status(**said.pop("status")), said["stats"], tuple(said["trace"]), said["settings"],
-               said["seed"])
-
-
-def _with_ranks(fit: Fit, examples: Examples) -> Fit:
-    """With the number of ranks, and what rank 0 sent."""
-    group = ranks_of(examples)
-    if group.alone:
-        return fit
-    return replace(fit, stats={**fit.stats, "ranks": group.size, "communication": group.counted})
-
-
-def _finish(kept: Run | None, fit: Fit, examples: Examples) -> None:
-    hashes, group = examples.hashes(), ranks_of(examples)
-
-    def finished() -> tuple[None, dict[str, Tensor]]:
-        assert kept is not None
-        kept.finish(fit, hashes, examples.parts() if isinstance(examples, Parted) else None)
-        return None, {}
-
-    group.led(finished)
