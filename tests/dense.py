@@ -2,8 +2,11 @@
 
 import cmath
 import itertools
+import math
 
 import torch
+
+from headway.certificates import betting
 
 
 def in_sight(a, b, mask, padded):
@@ -311,3 +314,8 @@ def formed(X, Z, t, form, padding=None, key_padding=None, positions=None, key_po
         P.append(patterns)
     return torch.tensor(Y, dtype=torch.complex128), torch.tensor(P, dtype=torch.complex128)
 
+
+def capital(z, m):
+    """What bets against "the mean is m or more" have made of one unit of money: a loop over shares and examples."""
+    return sum(money * math.prod(1 + share * (m - float(value)) / (1 - m) for value in z)
+               for share, money in zip(betting.SHARES, betting.MONEY, strict=True))

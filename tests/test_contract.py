@@ -23,7 +23,7 @@ ORDER = [*(f"core.{name}" for name in (
              "freedom", "layer", "factored", "counting", "examples", "shards", "gauge", "convert", "configs",
              "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced", "capture",
              "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same", "conditions",
-             "results")), "core",
+             "measured", "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "saturated", "thin", "candidate", "white", "determined", "actions",
@@ -36,8 +36,8 @@ ORDER = [*(f"core.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "held_out", "jacobian", "rounding", "scaled", "identify", "chained", "factors", "kernel", "radius",
-             "report")),
+             "betting", "held_out", "jacobian", "rounding", "scaled", "identify", "chained", "factors", "kernel",
+             "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
