@@ -44,7 +44,7 @@ ORDER = [*(f"core.{name}" for name in (
              "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
          "runs.tensorboard", "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing",
          "racing.race", "",
-         "recall", "recall.data", "recall.model",
+         "recheck", "recall", "recall.data", "recall.model",
          "runs.traces", "report.heads", "report.figures", "report.given", "report.samples", "report.story",
          "report.pair", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.capture", "cli.learn", "cli.certify",
