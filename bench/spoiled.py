@@ -3,7 +3,7 @@
 Every trial spoils a layer of its own in one way, certifies it from 500 fresh sequences of the layer it was, and
 asks 10,000 others what is true. A claim is false if more than ``FRACTION`` of these have an error above the
 tolerance, or their mean (clipped as the claim says) is above what it allows. Besides errors of five kinds, narrow
-ones: the tolerance is put where half as many again as may exceed it do, the mean allowed a tenth below the true one.
+ones: the tolerance is put where half as many again as may exceed it do, and the mean allowed a tenth below.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def rms(e: torch.Tensor, b: float) -> float:
 
 
 def narrow(e: torch.Tensor) -> float:
-    """The mean allowed of which the true one is 1.1 times: what is clipped at its multiple, over it, falls with it."""
+    """The mean allowed of which the true one is 1.1 times: the true one, clipped, grows slower than it."""
     low, high = 0.0, float(e.max())
     for _ in range(60):
         middle = (low + high) / 2
