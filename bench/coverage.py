@@ -1,6 +1,6 @@
 """Do certificates keep their promises? Coverage of the statistical claims, and the radius against the truth.
 
-500 repetitions of the quantile and the mean claim, at three levels, for three laws of errors: a layer with a known
+2,000 repetitions of the quantile and the mean claim, at three levels, for three laws of errors: a layer with a known
 error on fresh draws (its true quantile and mean from 1,000,000 of them), errors of which one in thirty is of the
 size of the labels, and errors with a tail so heavy that their mean square is infinite (truth by formula). Each
 claim is asked once, at the end, and at the worst moment: whether its bound was wrong at any number of examples up
@@ -27,7 +27,7 @@ from headway.certificates.jacobian import sample
 from headway.certificates.radius import radius
 from headway.core.measured import Errors
 
-REPETITIONS, SIZE, FRACTION = 500, 600, 0.02
+REPETITIONS, SIZE, FRACTION = 2000, 600, 0.02
 LEVELS = (0.8, 0.9, 0.99)
 WHOLE = 1_000_000  # sequences that stand for the law itself
 LAYERS = range(20)
