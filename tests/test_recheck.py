@@ -153,7 +153,8 @@ def test_what_does_not_agree_is_named(tmp_path, capsys):
     one, two = "held-out quantile", "held-out mean"
     cases = [(lambda said, claims: claims[one].update(holds="yes"), "held-out quantile is no, not yes"),
              (lambda said, claims: claims[two].update(holds="no"), "held-out mean is yes, not no"),
-             (lambda said, claims: claims[one]["numbers"].update(bound=1e-9), "the bound of held-out"),
+             (lambda said, claims: claims[one]["numbers"].update(bound=1e-9), "is not the 520-th smallest of"),
+             (lambda said, claims: claims[two]["numbers"].update(bound=1e-9), "the bound of held-out mean is"),
              (lambda said, claims: said.update(layer_sha256="0" * 64), "the layer is not the one certified")]
     for change, sentence in cases:
         edited(change)

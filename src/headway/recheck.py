@@ -343,27 +343,28 @@ def verdict(upper: float, lower: float, goal: float) -> str:
     return "yes" if upper <= goal else "no" if lower > goal else "undecided"
 
 
-def quantile(e: Array, goal: float, settings: dict[str, Any], stake: float) -> tuple[str, float]:
-    """The verdict, and the order statistic that bounds the quantile."""
+def quantile(e: Array, goal: float, settings: dict[str, Any], stake: float) -> tuple[str, float, int | None]:
+    """The verdict, the error that bounds the quantile, and how many are smaller."""
     n, f = len(e), settings["fraction"]
     ordered = np.sort(e)
     few, many = most(n, f, stake), most(n, 1 - f, stake)
     missing = max(0, round(settings["outliers"] * n) - int((e > goal).sum()))
-    upper = math.inf if few < missing else float(ordered[n - 1 - few + missing])
+    place = None if few < missing else n - 1 - few + missing
+    upper = math.inf if place is None else float(ordered[place])
     lower = 0.0 if many < 0 else float(ordered[many])
-    return ("undecided" if few < 0 else verdict(upper, lower, goal)), upper
+    return ("undecided" if few < 0 else verdict(upper, lower, goal)), upper, place
 
 
-def mean(e: Array, first: int, goal: float, settings: dict[str, Any], stake: float) -> tuple[str, float]:
+def mean(e: Array, first: int, goal: float, settings: dict[str, Any], stake: float) -> tuple[str, float, None]:
     """The verdict, and the bound on the root mean square of min(e, b)."""
     later, b = e[first:], CLIP * goal
     if not len(later):
-        return "undecided", math.inf
+        return "undecided", math.inf, None
     z = np.minimum(later / b, 1.0) ** 2
     missing = max(0, round(settings["outliers"] * len(later)) - int((later > b).sum()))
     upper = bound(np.concatenate([np.sort(z)[missing:], np.ones(missing)]), stake)
     root = b * math.sqrt(upper)
-    return verdict(root, b * math.sqrt(1 - bound(1 - z, stake)), goal), root
+    return verdict(root, b * math.sqrt(1 - bound(1 - z, stake)), goal), root, None
 
 
 def recheck(run: Path, folders: list[Path]) -> dict[str, Any]:
@@ -375,27 +376,30 @@ def recheck(run: Path, folders: list[Path]) -> dict[str, Any]:
     if hashlib.sha256((run / "layer.safetensors").read_bytes()).hexdigest() != said["layer_sha256"]:
         differs.append("the layer is not the one certified (SHA-256)")
     e, off, deviation, first = measured(Layer(run / "layer.safetensors"), folders)
-    if len(e) != settings["counted"]:
+    kept = read(run / "counted.safetensors")[0]["errors"]
+    if len(e) != settings["counted"] or len(e) != len(kept):
         raise RefusedError(f"{len(e)} sequences are given and {settings['counted']} were counted: give the same "
                            "folders, in the same order")
-    kept = read(run / "counted.safetensors")[0]["errors"]
     apart = np.abs(e - kept) / np.maximum(2 * off, 1e-300)
-    if bool((apart > 1).any()):
+    if not bool((apart <= 1).all()):
         differs.append(f"the error of sequence {int(apart.argmax())} is {e[apart.argmax()]!r}, not "
                        f"{kept[apart.argmax()]!r}")
     stake = -math.log1p(-said["confidence"])
     found: dict[str, Any] = {"sequences": len(e), "largest_error": float(e.max()), "rounding": float(off.max()),
                              "apart": float(apart.max())}
-    own = {"held-out quantile": quantile(e, settings["tolerance"] * deviation, settings, stake)}
+    own: dict[str, tuple[str, float, int | None]] = {
+        "held-out quantile": quantile(e, settings["tolerance"] * deviation, settings, stake)}
     if "min(error" in claims["held-out mean"]["statement"]:
         own["held-out mean"] = mean(e, first, settings["mean_tolerance"] * deviation, settings, stake)
-    for name, (holds, upper) in own.items():
+    for name, (holds, upper, place) in own.items():
         theirs = claims[name]["numbers"].get("bound", math.inf)
         found[name] = {"holds": holds, "bound": upper if upper < math.inf else None}
         slack = 2 * float(off.max()) + 1e-8 * upper * (name == "held-out mean")
         if holds != claims[name]["holds"]:
             differs.append(f"{name} is {holds}, not {claims[name]['holds']}")
-        if holds != "undecided" and not abs(upper - theirs) <= slack:
+        if place is not None and np.sort(kept)[place] != theirs:
+            differs.append(f"the bound of {name} is not the {place + 1}-th smallest of the errors counted")
+        elif upper != theirs and not abs(upper - theirs) <= slack:
             differs.append(f"the bound of {name} is {upper!r}, not {theirs!r}")
     return {**found, "differs": differs}
 
