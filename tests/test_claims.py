@@ -313,6 +313,10 @@ def test_noise_is_counted_as_error_and_the_assumption_says_so():
     assert noisy["held-out mean"].holds == "yes"
     for name in ("held-out quantile", "held-out mean"):
         assert "its noise included" in noisy[name].assumption
+    fit = hw.Fit(layer, hw.Status("noise", "Noise."), {"outliers": 0, "examples": 9, "noise": 0.01}, ())
+    told = hw.certify(fit, hw.draw(layer, count=500, length=5, noise=0.01, seed=1))
+    assert "the learner found label noise of 1.0e-02" in told["held-out quantile"].reason
+    assert "noise" not in told["held-out mean"].reason, "it is a yes all the same"
 
 
 # -- examples that come later -------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ FIRST = 16  # sequences whose labels say what tolerances are parts of
 CLIP = 5.0  # an error counts up to so many times the mean that is allowed
 FRESH = ("the examples are independent draws from the law in question, in an order that nobody chose by looking; "
          "the layer, the fraction and the confidence were fixed before they were seen. An error is the distance "
-         "from the label as it is given, its noise included. The claim holds at every number of examples, so more "
-         "may be added at will")
+         "from the label as it is given, its noise included, as float64 computes it. The claim holds at every "
+         "number of examples, so more may be added at will")
 
 
 def errors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def certify(
     >>> found.established("held-out quantile"), found.established("identifiability")
     (True, True)
     """
-    layer, aside = _unpacked(layer)
+    layer, aside, noise = _unpacked(layer)
     _check(layer, examples)
     before = _before(so_far)
     hashes = examples.hashes()
@@ -88,6 +89,8 @@ def certify(
     found = errors(layer.to("cpu"), examples, before, hashes)
     claims = [quantile_claim(found, confidence, fraction, tolerance, aside),
               mean_claim(found, confidence, mean_tolerance, teacher_bound, token_bound, aside)]
+    claims = [claim if claim.holds == Verdict.YES else replace(claim, reason=claim.reason + noise)
+              for claim in claims]
     if isinstance(layer, AttentionLayer):
         claims += _of_matrices(layer, examples, sequences, confidence, draw, steps, tolerance)
     else:
@@ -101,11 +104,13 @@ def certify(
     return Certificate(tuple(claims), confidence, settings, found)
 
 
-def _unpacked(layer: AttentionLayer | FactoredLayer | Fit) -> tuple[AttentionLayer | FactoredLayer, float]:
-    """The layer, and the part of its own sequences that its learner set aside."""
-    if not isinstance(layer, Fit):
-        return layer, 0.0
-    return layer.layer, layer.stats.get("outliers", 0) / max(layer.stats.get("examples", 1), 1)
+def _unpacked(fit: AttentionLayer | FactoredLayer | Fit) -> tuple[AttentionLayer | FactoredLayer, float, str]:
+    """The layer, the part of its own sequences that its learner set aside, and what to say of noise it found."""
+    if not isinstance(fit, Fit):
+        return fit, 0.0, ""
+    noise = fit.stats.get("noise") if fit.status.kind == "noise" else None
+    said = f"; the learner found label noise of {noise:.1e} of their deviation, and it counts" if noise else ""
+    return fit.layer, fit.stats.get("outliers", 0) / max(fit.stats.get("examples", 1), 1), said
 
 
 def _before(so_far: Certificate | None) -> Errors | None:
