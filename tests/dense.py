@@ -16,6 +16,12 @@ def in_sight(a, b, mask, padded):
     return not padded[b] or a == b
 
 
+def capital(z, m):
+    """What bets against "the mean is m or more" have made of one unit of money: a loop over shares and examples."""
+    return sum(money * math.prod(1 + share * (m - float(value)) / (1 - m) for value in z)
+               for share, money in zip(betting.SHARES, betting.MONEY, strict=True))
+
+
 def flags(X, padding):
     n, k, _ = X.shape
     return [[False] * k for _ in range(n)] if padding is None else padding.tolist()
@@ -313,9 +319,3 @@ def formed(X, Z, t, form, padding=None, key_padding=None, positions=None, key_po
         Y.append(outputs)
         P.append(patterns)
     return torch.tensor(Y, dtype=torch.complex128), torch.tensor(P, dtype=torch.complex128)
-
-
-def capital(z, m):
-    """What bets against "the mean is m or more" have made of one unit of money: a loop over shares and examples."""
-    return sum(money * math.prod(1 + share * (m - float(value)) / (1 - m) for value in z)
-               for share, money in zip(betting.SHARES, betting.MONEY, strict=True))
