@@ -319,3 +319,4 @@ def formed(X, Z, t, form, padding=None, key_padding=None, positions=None, key_po
         Y.append(outputs)
         P.append(patterns)
     return torch.tensor(Y, dtype=torch.complex128), torch.tensor(P, dtype=torch.complex128)
+
