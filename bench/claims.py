@@ -295,7 +295,7 @@ def coverage_short() -> str:
     below = [f"{row['claim']}, {row['law']}: {row['covered']:.3g} at {row['nominal']:g}, of which the standard "
              f"deviation is {math.sqrt(row['nominal'] * (1 - row['nominal']) / count):.1g}"
              for row in r.rows if row["covered"] < row["nominal"]]
-    return (f"below nominal {'never' if not below else listed(below)} over {count} repetitions at 0.8, 0.9 and "
+    return (f"below nominal {'never' if not below else listed(below)} over {count:,} repetitions at 0.8, 0.9 and "
             "0.99, also for whoever stops at the worst moment")
 
 
@@ -350,7 +350,7 @@ def certificates() -> str:
             for level in levels)
 
     return table([
-        (f"coverage over {count} repetitions, the least of three laws of errors", told("", names), r),
+        (f"coverage over {count:,} repetitions, the least of three laws of errors", told("", names), r),
         ("the same for somebody who looks after every example and stops when the bound is wrong",
          told(", worst moment", names[:2]), r),
         ("the quantile at the worst of 12,000 moments, computed", stopped(), Record("stopped")),
