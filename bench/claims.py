@@ -323,7 +323,8 @@ def looks() -> str:
 
 def demonstrated() -> str:
     r = Record("demonstrated")
-    return "; ".join(f"{row['claim']}: {row['holds']}" for row in r.rows if row["claim"].startswith("held-out"))
+    said = listed(f"{row['claim']} {row['holds']}" for row in r.rows if row["claim"].startswith("held-out"))
+    return f"{r.summary['held-out claims decided']} decided: {said}"
 
 
 def least(claim: str, level: float) -> float:
@@ -356,7 +357,7 @@ def certificates() -> str:
         ("the quantile at the worst of 12,000 moments, computed", stopped(), Record("stopped")),
         ("examples it takes to say that at most 1 % are above, at 99 %", looks(), Record("looks")),
         ("errors planted in 200 layers, six ways each", spoiled(), Record("spoiled")),
-        ("the certificate of the layer that `headway demo` learns, 500 fresh sequences", demonstrated(),
+        ("held-out claims about the layer that `headway demo` learns, 500 fresh sequences", demonstrated(),
          Record("demonstrated")),
         (f"radius on {len(Record('radius').rows)} recovered layers (d ≤ 16)", radius(), Record("radius")),
         ("identifiability at width 384 with 12 heads, among layers of that rank", identified(), large)])

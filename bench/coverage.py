@@ -1,8 +1,8 @@
 """Do certificates keep their promises? Coverage of the statistical claims, and the radius against the truth.
 
-2,000 repetitions of the quantile and the mean claim, at three levels, for three laws of errors: a layer with a known
-error on fresh draws (its true quantile and mean from 1,000,000 of them), errors of which one in thirty is of the
-size of the labels, and errors with a tail so heavy that their mean square is infinite (truth by formula). Each
+2,000 repetitions of the quantile and the mean claim, at three levels, for three laws of errors: a layer with a
+known error on fresh draws (its true quantile and mean from 1,000,000 of them), errors of which one in thirty is of
+the size of the labels, and errors with a tail so heavy that their mean square is infinite (truth by formula). Each
 claim is asked once, at the end, and at the worst moment: whether its bound was wrong at any number of examples up
 to then, which is what somebody who looks at every one may stop at. How many examples that costs beside a count that
 is looked at once. 20 recovered instances for the radius, each also with one entry of one head changed by 1e-3. The
