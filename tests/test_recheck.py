@@ -224,6 +224,10 @@ def test_what_cannot_be_rechecked_is_said(tmp_path, capsys):
     del stored["settings"]["counted"]
     (run / "certificate.json").write_text(json.dumps(stored))
     refused("of an older headway")
+    whole = {**stored["settings"], "counted": 40}
+    for settings in ({**whole, "fraction": "much"}, {"counted": 40, "outliers": 0.0}, 7):
+        (run / "certificate.json").write_text(json.dumps({**stored, "settings": settings}))
+        refused("not as headway writes them")
     bound = hw.certify(truth, hw.Examples.open(words[1]), teacher_bound=9.0)
     Run(run, {}).certified(bound, {})
     code, said, answer = told(words, capsys)

@@ -413,9 +413,11 @@ def main(words: list[str] | None = None) -> int:
     given = reader.parse_args(words)
     try:
         found = recheck(given.run, given.fresh)
-    except (RefusedError, KeyError, OSError) as wrong:
-        missing = " is missing" if isinstance(wrong, KeyError) else ""
-        sys.stderr.write(f"headway.recheck: {wrong}{missing}.\n")
+    except (RefusedError, OSError) as wrong:
+        sys.stderr.write(f"headway.recheck: {wrong}.\n")
+        return 2
+    except (LookupError, TypeError, ValueError, AttributeError) as wrong:
+        sys.stderr.write(f"headway.recheck: these files are not as headway writes them ({wrong!r}).\n")
         return 2
     if given.json:
         sys.stdout.write(json.dumps(found) + "\n")

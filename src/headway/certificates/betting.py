@@ -17,9 +17,11 @@ would be the exact 1 − δ^{1/n} of a binomial that was looked at once. Most of
 spread over shares near 1, for a few exceptions, and over halves of halves, for means of a law that is no rare
 event.
 
-Ville (1939); mixtures of bets as Robbins (1970) and Cover (1991) made them; confidence sequences for bounded means
-by betting: Waudby-Smith and Ramdas, JRSS B 86 (2024); for quantiles: Howard and Ramdas, Bernoulli 28 (2022). This
-mixture, of fixed shares, is ours: it needs no order and no memory but the z_j. Cost of a bound: some 40 passes over
+Ville, Étude critique de la notion de collectif (1939). Mixtures of bets: Robbins, Annals of Mathematical Statistics
+41 (1970); Cover, Universal portfolios, Mathematical Finance 1 (1991). Bounds that hold at every sample size:
+Howard, Ramdas, McAuliffe and Sekhon, Annals of Statistics 49 (2021); for means by betting: Waudby-Smith and Ramdas,
+Journal of the Royal Statistical Society B 86 (2024); for quantiles: Howard and Ramdas, Bernoulli 28 (2022). This
+mixture of fixed shares is ours: it needs no order and no memory but the z_j. Cost of a bound: some 40 passes over
 them.
 """
 
