@@ -1,0 +1,112 @@
+"""A cluster that others keep: its workers do jobs through dask.distributed (the extra ``cluster``).
+
+Headway starts no workers and schedules nothing: it is one more client of a scheduler that is there. Dask sends
+functions and values between its processes as pickles, so a cluster is as trusted as this process; files are never
+read that way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import logging
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from headway.core import checks
+from headway.runs.store import versions
+
+ANSWERS = 10.0  # seconds in which a scheduler answers, and then a worker
+
+
+@contextmanager
+def cluster(address: str, seconds: float = ANSWERS) -> Iterator[Executor]:
+    """The workers behind a scheduler such as tcp://10.0.0.1:8786, as an executor.
+
+    Refused: an address where no scheduler answers, a scheduler without workers, workers whose Headway is another one
+    than this.
+    """
+    distributed = _distributed()
+    with _quiet():
+        try:
+            with ThreadPoolExecutor(1) as aside:  # a notebook has a loop of its own running here
+                aside.submit(asyncio.run, _greet(address, seconds)).result()
+            client = distributed.Client(address, timeout=seconds, set_as_default=False)
+        except Exception as error:  # what does not speak Dask's language may answer anything
+            checks.refuse("--cluster", "the address of a Dask scheduler, such as tcp://10.0.0.1:8786",
+                          f"{address!r}, where none answers ({_why(error)})", "dask scheduler, which tells its own")
+        with client:
+            _same_code(client, address, seconds)
+            yield client.get_executor(pure=False)
+
+
+def _distributed() -> Any:
+    try:
+        return import_module("distributed")
+    except ImportError:
+        checks.refuse("--cluster", "the package distributed", "an installation without it",
+                      "pip install 'headway[cluster]', here and where the workers are")
+
+
+async def _greet(address: str, seconds: float) -> None:
+    """Shake hands and leave: a client waits for ever for an answer from what listens and says nothing."""
+    distributed = _distributed()
+    settings = distributed.Security().get_connection_args("client")
+    hello = distributed.comm.connect(address, timeout=seconds, **settings)
+    comm = await asyncio.wait_for(hello, seconds + 1)
+    await comm.close()
+
+
+def _same_code(client: Any, address: str, seconds: float) -> None:
+    """Refuse workers that would run another Headway: their rows would not be of this one."""
+    try:
+        client.wait_for_workers(1, timeout=seconds)
+    except TimeoutError:
+        checks.refuse("--cluster", "a cluster with workers", f"{address}, which has none",
+                      f"dask worker {address}, on each machine")
+    here = code()
+    for worker, there in sorted(client.run(code, on_error="return").items()):
+        if there != here:
+            found = "none" if isinstance(there, ModuleNotFoundError) and there.name == "headway" else (
+                f"an older one ({_line(there)})" if isinstance(there, Exception) else there)
+            checks.refuse("--cluster", f"workers with Headway {here}, as here", f"{found} at {worker}",
+                          "the same Headway installed in each worker's Python, and the workers started again")
+
+
+@functools.cache
+def code() -> str:
+    """The version of this Headway, and a digest of its source: a version in the making has many."""
+    sources, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        sources.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return f"{versions()['headway']} (source {sources.hexdigest()[:8]})"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Dask's own log tells of workers that come and go; what that means for the jobs is in their rows."""
+    log = logging.getLogger("distributed")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Mismatched versions found")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "nothing said in time"
+    return _line(error) if isinstance(error, (OSError, ValueError)) else "what does is no such scheduler"
+
+
+def _line(error: object) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]
