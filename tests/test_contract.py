@@ -42,7 +42,7 @@ ORDER = [*(f"core.{name}" for name in (
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
-             "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
+             "bounds", "afterwards", "realizability", "one_step", "select", "run", "grid")), "training",
          "runs.tensorboard", "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing",
          "racing.apart", "racing.tables", "racing.race", "",
          "recall", "recall.data", "recall.model",

@@ -45,18 +45,24 @@ def given(context: typer.Context, *names: str) -> list[str]:
 
 
 @contextmanager
-def executor(context: typer.Context, address: str | None) -> Iterator[Executor | None]:
-    """The workers of the cluster named; None where there is none."""
-    if address is None:
-        yield None
-        return
+def executor(context: typer.Context, address: str | None, workers: int = 1) -> Iterator[Executor | None]:
+    """The workers of the cluster named, or that many processes; None for the one that is here."""
     from headway.core import checks
-    from headway.runs.cluster import cluster
 
-    if given(context, "workers"):
-        checks.refuse("--workers", "nothing with --cluster, which has its own", "both", "one or the other")
-    with cluster(address) as found:
-        yield found
+    if address is not None:
+        from headway.runs.cluster import cluster
+
+        if given(context, "workers"):
+            checks.refuse("--workers", "nothing with --cluster, which has its own", "both", "one or the other")
+        with cluster(address) as found:
+            yield found
+    elif workers > 1:
+        from headway.runs.jobs import Processes
+
+        with Processes(workers) as processes:
+            yield processes
+    else:
+        yield None
 
 
 def resumed(context: typer.Context, folder: Path, *settings: str) -> None:

@@ -1,7 +1,7 @@
 """One learner on one instance, in a process of its own: success, errors, examples, seconds, peak memory.
 
 Every learner gets the same examples and the same time. The baselines are told the number of heads; ``moments`` is
-not. The process is started by whoever does the run, a thread of the race or a worker of a cluster, and ends with it.
+not. The process is started by who does the run, a thread of the race or a worker of a cluster, and ends with it.
 """
 
 from __future__ import annotations
@@ -107,30 +107,39 @@ def apart(task: Task, stop: threading.Event | None = None) -> dict[str, Any]:
     begun = time.perf_counter()
     hears, held = os.pipe()
     try:
-        # A session of its own: an interrupt from the keyboard is for the race, which decides what becomes of its runs.
+        # A session of its own: an interrupt from the keyboard is for the race, which decides about its runs.
         with subprocess.Popen(command, stdin=hears, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-            while True:
-                try:
-                    out, told = process.communicate(timeout=0.5)
-                    break
-                except subprocess.TimeoutExpired:
-                    spent = time.perf_counter() - begun
-                    if (stop is not None and stop.is_set()) or spent > 2 * task.seconds + SLACK:
-                        process.kill()
-                        process.communicate()
-                        if stop is not None and stop.is_set():
-                            raise LostError("the race was stopped") from None
-                        return {**without_result(task), "status": "stopped", "seconds": spent}
+            said = _until(process, begun + 2 * task.seconds + SLACK, stop)
     finally:
         os.close(hears)
         os.close(held)
+    if stop is not None and stop.is_set():
+        raise LostError("the race was stopped")
+    if said is None:
+        return {**without_result(task), "status": "stopped", "seconds": time.perf_counter() - begun}
     if process.returncode < 0:  # a fault of the learner has a code and words
         raise LostError(f"its process was ended by signal {-process.returncode}, as where memory is short")
+    out, told = said
     if process.returncode:
-        return {**without_result(task), "status": "failed", "reason": (told.strip().splitlines() or ["no word"])[-1]}
+        reason = (told.strip().splitlines() or ["no word"])[-1]
+        return {**without_result(task), "status": "failed", "reason": reason}
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+def _until(
+    process: subprocess.Popen[str], end: float, stop: threading.Event | None
+) -> tuple[str, str] | None:
+    """What the process said; None if it was ended, at ``end`` or by ``stop``."""
+    while True:
+        try:
+            return process.communicate(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            if (stop is not None and stop.is_set()) or time.perf_counter() > end:
+                process.kill()
+                process.communicate()
+                return None
 
 
 def without_result(task: Task) -> dict[str, Any]:

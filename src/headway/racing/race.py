@@ -1,8 +1,8 @@
 """Any learner on any instance: a race is a list of independent runs, on this machine or on a cluster.
 
-It is kept in a folder: one JSON for every (instance, learner, seed), written when it is done, so that a race that was
-stopped goes on where it was. results.json and table.md are made from them, and grow with them. race.json says which
-runs they are: another list is refused, for its table would mix two races.
+It is kept in a folder: one JSON for every (instance, learner, seed), written when it is done, so that a race that
+was stopped goes on where it was. results.json and table.md are made from them, and grow with them. race.json says
+which runs they are: another list is refused, for its table would mix two races.
 """
 
 from __future__ import annotations

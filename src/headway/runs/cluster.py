@@ -29,8 +29,7 @@ ANSWERS = 10.0  # seconds in which a scheduler answers, and then a worker
 def cluster(address: str, seconds: float = ANSWERS) -> Iterator[Executor]:
     """The workers behind a scheduler such as tcp://10.0.0.1:8786, as an executor.
 
-    Refused: an address where no scheduler answers, a scheduler without workers, workers whose Headway is another one
-    than this.
+    Refused: an address where no scheduler answers, a scheduler without workers, workers with another Headway.
     """
     distributed = _distributed()
     with _quiet():
