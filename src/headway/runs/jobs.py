@@ -67,7 +67,7 @@ def each(
     ticket = uuid.uuid4().hex  # an executor that keeps the results of equal calls has none of this one
 
     def give_out(name: str, turn: int) -> None:
-        future = _submitted(executor, work, jobs[name], f"{ticket}.{turn}")
+        future = _submitted(executor, work, jobs[name], f"{ticket}.{name}.{turn}")
         waiting[future] = name, turn
         future.add_done_callback(ended.put)
 
