@@ -109,9 +109,10 @@ def _claim(folder: Path, todo: Sequence[Task], command: str) -> None:
         rows = results(folder) if any((folder / "runs").glob("*.json")) else []
         before = {**mine, "zoo": rows[0]["zoo"] if rows else VERSION, "runs": []}
         budgets = {name_of(row): row["budget"] for row in rows}
-    for what, name in (("zoo", "zoo"), ("Headway", "headway")):
+    for what, name in (("the zoo", "zoo"), ("Headway", "headway")):
         if before[name] != mine[name]:
-            _other(folder, f"version {before[name]} of {what}, as {folder} began", str(mine[name]))
+            checks.refuse("folder", f"version {before[name]} of {what}, as {folder} began", mine[name],
+                          "that version, or another folder")
     now = {task.name: task.seconds for task in todo}
     for name, seconds in budgets.items():
         if name not in now:
