@@ -59,7 +59,7 @@ class Killer:
 
 def on_a_cluster(folder: Path, todo: list[Task], workers: int) -> tuple[list[dict[str, Any]], int]:
     """The rows, and how many workers were killed."""
-    with (LocalCluster(workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1",
+    with (LocalCluster(workers, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1",
                        silence_logs=logging.CRITICAL) as local, Client(local) as client,
           cluster(local.scheduler_address, 60.0) as executor):
         killer, end = Killer(client, [len(todo) * j // KILLS for j in range(KILLS)]), threading.Event()

@@ -119,7 +119,7 @@ def test_a_process_that_dies_loses_its_job_alone(here, seen):
 def test_a_cluster_with_a_worker_killed_in_the_middle_has_the_rows_of_one_process(here, seen, tmp_path):
     from distributed import LocalCluster
 
-    with (LocalCluster(2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1",
+    with (LocalCluster(2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1",
                        silence_logs=logging.CRITICAL) as local,
           cluster.cluster(local.scheduler_address) as workers):
         rows = sweep(FEW, Run.at(tmp_path / "run"), executor=workers)
