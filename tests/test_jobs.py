@@ -350,6 +350,29 @@ def test_a_missing_package_is_named(monkeypatch, refused):
         pass
 
 
+def test_a_scheduler_that_goes_ends_the_list(monkeypatch, refused):
+    class Client:
+        status, given = "running", []
+
+        def get_executor(self, pure):
+            return self
+
+        def submit(self, *job):
+            self.given.append(Future())
+            self.status = "connecting"  # it goes as soon as there is a job, whose future nobody ends
+            threading.Timer(0.1, setattr, (self, "status", "closed")).start()
+            return self.given[-1]
+
+    monkeypatch.setattr(cluster, "WATCHED", 0.01)
+    client = Client()
+    workers = cluster.Workers(client, "tcp://s")
+    with refused("executor", "the scheduler at tcp://s is gone", "--resume"):
+        list(jobs.each(dict, {"a": {}}, workers))
+    workers.shutdown()
+    assert isinstance(client.given[0].exception(), jobs.LostError)
+    assert len(client.given) == 1, "nothing is given out to a scheduler that is gone"
+
+
 @pytest.mark.parametrize(("there", "words"), [
     (ModuleNotFoundError("No module named 'headway'", name="headway"), "none at tcp://w"),
     (ModuleNotFoundError("No module named 'headway.runs.cluster'", name="headway.runs.cluster"), "an older one"),

@@ -11,18 +11,22 @@ import asyncio
 import functools
 import hashlib
 import logging
+import threading
+import time
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from headway.core import checks
+from headway.runs.jobs import LostError
 from headway.runs.store import versions
 
 ANSWERS = 10.0  # seconds in which a scheduler answers, and then a worker
+WATCHED = 1.0  # seconds between two looks whether the scheduler is still there
 
 
 @contextmanager
@@ -42,7 +46,11 @@ def cluster(address: str, seconds: float = ANSWERS) -> Iterator[Executor]:
                           f"{address!r}, where none answers ({_why(error)})", "dask scheduler, which tells its own")
         with client:
             _same_code(client, address, seconds)
-            yield client.get_executor(pure=False)
+            workers = Workers(client, address)
+            try:
+                yield workers
+            finally:
+                workers.shutdown(wait=False, cancel_futures=True)
 
 
 def _distributed() -> Any:
@@ -60,6 +68,43 @@ async def _greet(address: str, seconds: float) -> None:
     hello = distributed.comm.connect(address, timeout=seconds, **settings)
     comm = await asyncio.wait_for(hello, seconds + 1)
     await comm.close()
+
+
+class Workers(Executor):
+    """The executor of a Dask client, for one list of jobs: where the scheduler goes, its futures end.
+
+    Dask's own are cancelled, and what is given out while the client looks for its scheduler would wait for ever.
+    """
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client, self._address = client, address
+        self._inner = client.get_executor(pure=False)
+        self._given: set[Future[Any]] = set()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        while self._client.status == "connecting":  # for as long as it was given to connect, then it closes
+            time.sleep(0.1)
+        if self._client.status != "running":
+            raise RuntimeError(f"the scheduler at {self._address} is gone")
+        future: Future[Any] = self._inner.submit(fn, *args, **named)
+        self._given.add(future)
+        future.add_done_callback(self._given.discard)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._ended.set()
+        if self._client.status == "running":
+            self._inner.shutdown(wait=wait and not cancel_futures)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(WATCHED):
+            if self._client.status in ("closing", "closed"):
+                for future in list(self._given):
+                    with suppress(InvalidStateError):
+                        future.set_exception(LostError(f"the scheduler at {self._address} is gone"))
+                return
 
 
 def _same_code(client: Any, address: str, seconds: float) -> None:
@@ -90,15 +135,16 @@ def code() -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Dask's own log tells of workers that come and go; what that means for the jobs is in their rows."""
-    log = logging.getLogger("distributed")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    levels = {handler: handler.level for handler in logging.getLogger("distributed").handlers}
+    for handler in levels:
+        handler.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Mismatched versions found")
             yield
     finally:
-        log.setLevel(level)
+        for handler, level in levels.items():
+            handler.setLevel(level)
 
 
 def _why(error: Exception) -> str:

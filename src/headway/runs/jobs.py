@@ -98,7 +98,7 @@ def _submitted(executor: Executor, work: Callable[[Any], Row], job: Any, ticket:
     except RuntimeError as error:  # a pool of processes that lost one, or that was shut down
         raise checks.InputError(
             f"executor: expected one that takes jobs; got one that is broken or closed ({_said(error)}). "
-            "Try: the same again with a new executor; what is done is kept.") from None
+            "Try: the same again with another, --resume on the command line; what is done is kept.") from None
 
 
 def _answer(work: Callable[[Any], Row], job: Any, ticket: str) -> _Answer:
@@ -121,7 +121,8 @@ def _loss(future: Future[_Answer]) -> str | None:
 
 def _said(error: BaseException) -> str:
     words = " ".join(str(error).split())
-    return words if isinstance(error, LostError) else f"{type(error).__name__}: {words}".removesuffix(": ")
+    own = type(error) in (LostError, RuntimeError)  # which say in words what happened
+    return words if own else f"{type(error).__name__}: {words}".removesuffix(": ")
 
 
 class Processes(Executor):
