@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import socket
-import subprocess
 import sys
 import threading
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import ClassVar
 
 import pytest
 import torch
@@ -108,18 +109,45 @@ def seen(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_process_that_dies_loses_its_job_alone(here, seen):
+class Once:
+    """A pool of one process that dies under the job 2, in the first of them."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self):
+        self.made.append(self)
+        self.given, self.down = [], False
+
+    def submit(self, fn, job):
+        assert not self.down
+        self.given.append(job)
+        future: Future = Future()
+        if job == 2 and len(self.made) == 1:
+            future.set_exception(BrokenProcessPool("a process died"))
+        else:
+            future.set_result(fn(job))
+        return future
+
+    def shutdown(self, wait=True):
+        self.down = True
+
+
+def test_a_process_that_dies_loses_its_job_alone(monkeypatch):
+    # With real processes: the page on clusters, whose commands are run, with --workers 2.
+    monkeypatch.setattr(jobs, "_one", Once)
     with jobs.Processes(1) as pool:
-        assert sweep(FEW, executor=pool) == here
-    told = given_out(seen)
-    assert {heads: len(pids) for heads, pids in told.items()} == {1: 1, DEADLY: 2, 9: 1}
-    assert told[1] == told[DEADLY][:1] != told[9] == told[DEADLY][1:], "a new process took the dead one's place"
+        futures = [pool.submit(abs, n) for n in (1, 2, 3)]
+        with pytest.raises(jobs.LostError, match="its process died"):
+            futures[1].result()
+        assert [futures[0].result(), futures[2].result(), pool.submit(abs, 2).result()] == [1, 3, 2]
+    assert [one.given for one in Once.made] == [[1, 2], [3, 2]], "a new process took the dead one's place"
+    assert all(one.down for one in Once.made)
 
 
 def test_a_cluster_with_a_worker_killed_in_the_middle_has_the_rows_of_one_process(here, seen, tmp_path):
     from distributed import LocalCluster
 
-    with (LocalCluster(2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1",
+    with (LocalCluster(1, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1",
                        silence_logs=logging.CRITICAL) as local,
           cluster.cluster(local.scheduler_address) as workers):
         rows = sweep(FEW, Run.at(tmp_path / "run"), executor=workers)
@@ -249,11 +277,15 @@ def test_resume_takes_its_settings_from_the_folder(raced, tmp_path):
 
 
 def test_a_run_ends_with_the_worker_that_began_it():
-    task = apart.tasks("zoo", ["adam"], [0], 3600.0, quick=True)[0]
-    command = [sys.executable, "-m", "headway.racing.apart", json.dumps(vars(task))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
-        run.stdin.close()  # as the end of its worker does
-        assert run.wait(120) == 1
+    hears, held = os.pipe()
+    ended = []
+    listens = threading.Thread(target=apart._end_with_parent, args=(hears, ended.append))
+    listens.start()
+    assert ended == []
+    os.close(held)  # as the end of its worker does
+    listens.join(60)
+    os.close(hears)
+    assert ended == [1]
 
 
 # -- sweeps of training runs ------------------------------------------------------------------------------------

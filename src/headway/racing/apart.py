@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,9 +154,9 @@ def main() -> None:
     sys.stdout.write(json.dumps(run(Task(**json.loads(sys.argv[1])))))
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)  # nobody writes there: it ends with the one who began this run
-    os._exit(1)
+def _end_with_parent(heard: int = 0, end: Callable[[int], object] = os._exit) -> None:
+    os.read(heard, 1)  # nobody writes there: it ends with the one who began this run
+    end(1)
 
 
 if __name__ == "__main__":
