@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from tests.deadly import DEADLY, FEW, deadly, given_out
 
 import headway as hw
 from headway.cli import hard, train
+from headway.core import devices
 from headway.racing import apart, race
 from headway.runs import cluster, jobs
 from headway.runs.store import Run
@@ -286,6 +288,16 @@ def test_a_run_ends_with_the_worker_that_began_it():
     listens.join(60)
     os.close(hears)
     assert ended == [1]
+
+
+def test_the_peak_of_a_run_is_its_own(tmp_path):
+    """getrusage of a process began as that of its parent: a run said the memory of the worker that began it."""
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmPeak:\t  999999 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 1024 kB\n")
+    assert devices._resident(status) == 2 << 20
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert devices._resident(tmp_path / "none") == most
+    assert 50 << 20 < devices.peak()["host"] <= most + (1 << 20)
 
 
 # -- sweeps of training runs ------------------------------------------------------------------------------------

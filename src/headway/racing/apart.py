@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from headway.core import checks
+from headway.core.devices import peak
 from headway.core.match import match
 from headway.hardness.zoo import VERSION, Instance, instances
 from headway.learning.learn import learn
@@ -87,7 +87,7 @@ def run(task: Task) -> dict[str, Any]:
         "heads_found": fit.layer.heads, "heads_right": sum(e <= instance.tolerance for e in pairs),
         "worst_head_error": worst if math.isfinite(worst) else None, "function_error": wrong,
         "examples": len(data), "examples_used": fit.stats["used"], "seconds": spent,
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        "peak_memory_mib": peak().get("host", 0) / 2**20}
 
 
 def _named(task: Task) -> Instance:
