@@ -24,8 +24,8 @@ def room(device: torch.device, size: int) -> int:
 
 
 def peak(device: torch.device | None = None) -> dict[str, int]:
-    """The most bytes that this process held at once since it began: "host", resident memory, with libraries and what
-    else the process did; "gpu", where ``device`` is one or one is in use, what torch had allocated there.
+    """The most bytes that this process held since it began: "host", resident memory, with libraries and what else
+    the process did; "gpu", where ``device`` is one or one is in use, what torch had allocated there.
 
     >>> 10**7 < peak()["host"] < 10**13
     True
