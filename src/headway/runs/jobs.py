@@ -10,6 +10,7 @@ There is no scheduler here: who runs what, and where, is the executor's business
 from __future__ import annotations
 
 import queue
+import signal
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -160,4 +161,11 @@ class Processes(Executor):
 
 
 def _one() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,))
+    return ProcessPoolExecutor(1, get_context("spawn"), _alone)
+
+
+def _alone() -> None:
+    """In a process that does jobs: one thread, and an interrupt from the keyboard ends it without a word, for it is
+    told to the one who gave the jobs out too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
