@@ -427,6 +427,19 @@ def zoo() -> str:
 
 PARITY = ("moments", "starts", "adam", "lbfgs", "sculpt")
 
+
+def sweeps() -> str:
+    """docs/howto/cluster.md."""
+    r = Record("sweep")
+    s = r.summary
+    names = listed([f"`{name}`" for name in dict.fromkeys(r.column("learner"))])
+    return prose(
+        f"The identifiable instances of the zoo with {names}, {s['runs']} runs, on {s['workers']} processes of "
+        f"this machine and on a Dask cluster of {s['workers']} workers on it, one of which was killed (signal 9) "
+        f"with a run in hand {s['workers killed']} times: {of(r.column('same to the last bit'))} rows the same to "
+        f"the last bit, but for seconds and memory; {s['lost']} runs lost ({r.command}, measured at {r.commit}).")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
-    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo,
+    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo, sweeps,
                                         statements.trial, statements.rules, statements.methods)}

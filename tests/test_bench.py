@@ -68,6 +68,7 @@ SMALL = {  # constants of the script, for a run of seconds
     "gpu_check": {"CASES": [(2, 8, 4, 8, 600)]},
     "report": {"HEADS": 2, "WIDTH": 8, "VISITS": 1},
     "zoo": {"FRESH_SEEDS": (100,), "INSTANCES": ["generic"], "LEARNERS": ("starts",), "SECONDS": 4.0},
+    "sweep": {"INSTANCES": ("one-head",), "LEARNERS": ("moments",), "KILLS": 1},
 }
 WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"], "forms": ["--count", "400"],
          "models": ["--pack", "PACK", "--device", "cpu", "--count", "400", "--forms", "told"]}
@@ -80,7 +81,7 @@ SAID = {  # sentences of README and docs that are made from what the script reco
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
     "rules": ["statements.rules"], "gpts": ["statements.gpts"], "behaviours": ["statements.planted_heads"],
-    "methods": ["statements.methods"]}
+    "methods": ["statements.methods"], "sweep": ["sweeps"]}
 
 
 @pytest.fixture
@@ -189,6 +190,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
     "recall": {"recall": lambda s, r: s["written"] is False and positive(s["loss"]) and [
         (row["layer"], row["head"]) for row in r] == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]},
     "report": {"report": lambda s, r: positive(s["page, MB"], s["seconds to open it, median"])},
+    "sweep": {"sweep": lambda s, r: every(r, success=True, **{"same to the last bit": True})
+              and (s["runs"], s["workers killed"], s["lost"]) == (1, 1, 0)},
     "zoo": {"zoo_fresh": lambda s, r: every(r, instance="generic", seed=100, success=True)
             and s["starts, successes"] == s["starts, runs"] == 1},
 }

@@ -68,8 +68,9 @@ class Run:
         folder = Path(path)
         whole = {"kind": KIND, **json.loads(json.dumps(dict(config)))}
         if folder.exists() and not _vacant(folder):
-            # Only learn goes on with a run.
-            resume = f", or --resume {folder} to go on with that run" * (config.get("command", "learn") == "learn")
+            # Only these go on with a run.
+            goes_on = config.get("command", "learn") in ("learn", "train")
+            resume = f", or --resume {folder} to go on with that run" * goes_on
             checks.refuse("out", "a new or empty folder", f"{folder}, which is neither", f"another name{resume}")
         return cls(folder, whole, truth)
 
@@ -194,10 +195,12 @@ class Run:
 
     def manifest(self) -> dict[str, Any]:
         if not self.finished:
-            trained = self.config.get("command") == "train"
-            checks.refuse(str(self.path), "a finished run", "one without manifest.json",
-                          f"headway report {self.path}, which shows training runs that are done" if trained else
-                          f"headway learn --resume {self.path}")
+            hint = f"headway learn --resume {self.path}"
+            if self.config.get("command") == "train":
+                done = (self.path / "results.json").exists()
+                hint = (f"headway report {self.path}, which shows training runs" if done else
+                        f"headway train --resume {self.path}")
+            checks.refuse(str(self.path), "a finished run", "one without manifest.json", hint)
         path = self.path / "manifest.json"
         found = read_json(path, WRITTEN)
         schema.check(path, found, schema.MANIFEST, f"a manifest of kind {KIND}", "headway learn again")
