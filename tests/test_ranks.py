@@ -262,6 +262,7 @@ def test_two_ranks_find_what_one_finds(saw, alone):
     assert len(Run.open(folder / "begun").manifest()["ranks"]) == 2
     assert found["kind"] == found["memory kind"] == alone.status.kind == "recovered"
     assert found["stats"]["ranks"] == 2 and found["stats"]["communication"]["calls"] > 100
+    assert found["stats"]["peak_memory"] == second["learns"]["stats"]["peak_memory"]
     assert "ranks" not in alone.stats
     run = Run.open(folder / "run")
     parts = run.manifest()["ranks"]

@@ -103,11 +103,13 @@ def everywhere(
 
 
 def with_ranks(fit: Fit, examples: Examples) -> Fit:
-    """With the number of ranks, and what rank 0 sent."""
+    """With the number of ranks, what rank 0 sent, and the memory of the rank that took most."""
     group = ranks_of(examples)
     if group.alone:
         return fit
-    return replace(fit, stats={**fit.stats, "ranks": group.size, "communication": group.counted})
+    most = {where: int(group.largest(float(held))) for where, held in sorted(fit.stats["peak_memory"].items())}
+    return replace(fit, stats={**fit.stats, "ranks": group.size, "communication": group.counted,
+                               "peak_memory": most})
 
 
 def finish(kept: Run | None, fit: Fit, examples: Examples) -> None:

@@ -113,7 +113,8 @@ def learn(
                       own.limit, seconds, int(seed))
         loop = Loop(examples, asked, device, kept, progress)
         made = replace(_learned(loop, settings), settings=options, seed=int(seed))
-        fit = everywhere(examples, lambda: with_ranks(made, examples), made.layer.Theta.device)
+        made = with_ranks(made, examples)
+        fit = everywhere(examples, lambda: made, made.layer.Theta.device)
         if run is not None:
             finish(kept, fit, examples)
     return _ended(fit, strict, progress)
