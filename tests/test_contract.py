@@ -20,24 +20,25 @@ from headway.core.names import BASELINES, METHODS
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
              "names", "plain", "checks", "files", "devices", "attention", "positions", "forms", "tangents",
-             "freedom", "layer", "factored", "counting", "examples", "shards", "gauge", "convert", "configs",
-             "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced", "capture",
-             "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same", "conditions",
+             "freedom", "operator", "layer", "factored", "counting", "examples", "shards", "gauge", "convert",
+             "configs", "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced",
+             "capture", "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same",
+             "conditions",
              "results")), "core",
-         "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
+         "linalg.krylov", "linalg.projected", "linalg.convex", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "saturated", "thin", "candidate", "white", "determined", "actions",
              "policy", "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
              "starts.descent", "ranks", "ladder", "polish", "prune", "refine", "baselines", "evidence", "loop",
              "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
              "formed_refine", "formed_evidence", "formed_learn", "formed_read", "clues", "questions",
-             "which", "learn")), "learning",
+             "which", "linear_evidence", "linear", "linear_verdict", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "held_out", "jacobian", "rounding", "scaled", "identify", "chained", "factors", "kernel", "radius",
-             "report")),
+             "held_out", "jacobian", "rounding", "scaled", "identify", "linear", "chained", "factors", "kernel",
+             "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",

@@ -35,6 +35,7 @@ class Errors:
     row_bound: float  # no output row of this layer is longer, for tokens (keys) no longer than ``widest``
     out_width: int
     tokens: str = "tokens"  # what these bounds are about
+    degree: int = 1  # the power of their length with which rows grow
 
 
 def errors(layer: AttentionLayer | FactoredLayer, examples: Examples) -> Errors:
@@ -61,8 +62,10 @@ def errors(layer: AttentionLayer | FactoredLayer, examples: Examples) -> Errors:
         widest = max(widest, float(tokens.norm(dim=1).max()))
         boolean = boolean and bool((tokens.abs() == 1).all())
     deviation = math.sqrt(max(total / count - float((label / count).square().sum()), 1e-300) / examples.out_width)
-    return Errors(torch.cat(each).sort().values, deviation, widest, boolean, row_bound(layer, widest),
-                  examples.out_width, "tokens" if first.keys is None else "keys")
+    cubic = isinstance(layer, AttentionLayer) and layer.linear
+    return Errors(torch.cat(each).sort().values, deviation, widest, boolean,
+                  row_bound(layer, widest, examples.length), examples.out_width,
+                  "tokens" if first.keys is None else "keys", 3 if cubic else 1)
 
 
 def _real(X: Tensor, padding: Tensor | None) -> Tensor:
@@ -70,13 +73,18 @@ def _real(X: Tensor, padding: Tensor | None) -> Tensor:
     return torch.ones(X.shape[:2], dtype=torch.bool) if padding is None else ~padding.cpu()
 
 
-def row_bound(layer: AttentionLayer | FactoredLayer, R: float) -> float:
+def row_bound(layer: AttentionLayer | FactoredLayer, R: float, keys: int = 1) -> float:
     """No output row is longer, for tokens (keys, where they come from another sequence) no longer than R.
 
     What a head hands on is in the hull of the v_b, so ‖Σ_b P v_b O_i‖ ≤ max_b ‖v_bO_i‖ ≤ R‖V_jO_i‖ + ‖b_jO_i‖. A
     sink shrinks it; where patterns add up to 1 the biases join the offset. A gate in (0, 1) shrinks every channel
-    by itself, and ‖(g ⊙ h)O_i‖ ≤ ‖h‖‖O_i‖ is all that is left.
+    by itself, and ‖(g ⊙ h)O_i‖ ≤ ‖h‖‖O_i‖ is all that is left. Without a softmax there are ``keys`` weights of at
+    most R²‖Θ_i‖ each, or as many divided by their number.
     """
+    if isinstance(layer, AttentionLayer) and layer.linear:
+        sizes = [torch.linalg.matrix_norm(part.double().cpu(), 2) for part in (layer.Theta, layer.W)]
+        c = 0.0 if layer.offset is None else float(layer.offset.double().norm())
+        return float(R**3 * (sizes[0] * sizes[1]).sum()) * (1 if layer.scores == "linear/k" else keys) + c
     if isinstance(layer, AttentionLayer):
         W, own = layer.W.cpu(), torch.zeros(1, dtype=torch.float64)
         offset = own if layer.offset is None else layer.offset.cpu()
@@ -162,7 +170,8 @@ def mean_claim(
             f"token_bound (how long a {'token' if found.tokens == 'tokens' else 'key'} can be)")
         return Claim(name, statement.format("…"), FRESH, Verdict.UNDECIDED,
                      f"an error must be known to be bounded, and nothing says so: pass {missing}", numbers)
-    B = (teacher_bound + found.row_bound * max(1.0, R / max(found.widest, 1e-300))) ** 2 / found.out_width
+    longer = max(1.0, R / max(found.widest, 1e-300)) ** found.degree
+    B = (teacher_bound + found.row_bound * longer) ** 2 / found.out_width
     log = math.log(2.0 / (1.0 - confidence))
     width = math.sqrt(2.0 * float(z.var()) * log / n) + 7.0 * B * log / (3.0 * (n - 1)) if n > 1 else math.inf
     upper, lower = float(z.mean()) + width, float(z.mean()) - width

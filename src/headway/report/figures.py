@@ -62,13 +62,15 @@ def matrices(fit: Fit) -> tuple[str, str]:
 
 def plot_heads(fit: Fit, head: int = 0, what: str | None = None, ax: Axes | None = None) -> Axes:
     """A head's Θ_i (``what="Theta"``, the default, the key bias as its last row where there is one) or W_i ("W") as
-    a heat map, zero in white. Of a layer in factors "QK", its scores of a query and a key at one place, or "OV"."""
+    a heat map, zero in white. Of linear scores: of the canonical heads, which are a choice. Of a layer in factors
+    "QK", its scores of a query and a key at one place, or "OV"."""
     kinds = matrices(fit)
     what = checks.choice("what", kinds[0] if what is None else what, kinds)
     checks.whole("head", head, 0, fit.layer.heads - 1)
     axis = _axis(ax)
-    M = (fit.layer.augmented if what == "Theta" else fit.layer.W if what == "W" else
-         portraits(fit.layer).matrices[what])[head].detach().double().cpu().numpy()
+    layer = fit.layer
+    M = (layer.W if what == "W" else portraits(layer).matrices[what] if what != "Theta" else
+         layer.Theta if layer.linear else layer.augmented)[head].detach().double().cpu().numpy()
     top = max(float(abs(M).max()), 1e-300)
     image = axis.imshow(M, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, shrink=0.8)
