@@ -64,6 +64,7 @@ class LinearSize:
         return self.d * self.d * (self.d + 1) // 2 * self.e + self.e
 
     def unknowns(self, m: int) -> int:
+        m = min(m, self.d * self.d, self.d * self.e)  # the operator, as a matrix, has no larger rank
         return min(m * self.d * (self.d + self.e) - m * m + self.e, self.any_heads)
 
     def floor(self, m: int) -> int:

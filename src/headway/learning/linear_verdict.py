@@ -151,7 +151,7 @@ def _left(
         return Status("limit", f"Not met by {count}: {left}. Whether it depends on the inputs was not asked: time "
                       f"ran out.{below}{tail}", numbers)
     if rest:
-        why = ("what no linear layer explains" if decided else
+        why = ("what no layer of these scores explains" if decided else
                "a layer that is not linear, or heads that the search did not find")
         return Status("not_realisable", f"Not met by {count}: {left}, and it depends on the inputs {level}: {why}."
                       f"{below}{tail}", {**numbers, "residual_floor": error})
