@@ -145,13 +145,19 @@ class Search:
 
     @property
     def settled(self) -> bool:
-        """Whether more starts are not worth their time: what the best leaves is what the convex solution, which is
-        below all others, says is noise."""
+        """Whether more starts are not worth their time: what the best leaves is noise as far as can be told."""
         best = self.best
+        if self.convex is not None and self.convex.free:
+            return self.noise_alone
+        enough = best.sequences >= ENOUGH * self.source.size.floor(best.heads + 1)
+        return enough and best.agreeing > 1 and not depends(self.source, best, self.wanted.seed)
+
+    @property
+    def noise_alone(self) -> bool:
+        """Whether the best leaves about as much as the convex solution, below all others, has for noise."""
         if self.convex is None or not self.convex.free:
-            enough = best.sequences >= ENOUGH * self.source.size.floor(best.heads + 1)
-            return enough and best.agreeing > 1 and not depends(self.source, best, self.wanted.seed)
-        noise = math.sqrt(self.convex.loss / self.convex.free)
+            return False
+        best, noise = self.best, math.sqrt(self.convex.loss / self.convex.free)
         left = best.residual * math.sqrt(self.problem(best.heads).variation() / self.equations(best))
         return noise > 0 and left <= LIKE_NOISE * noise and best.residual > self.floor
 
@@ -193,7 +199,7 @@ class Search:
                 return
             waited = 0 if found.error < BETTER * least else waited + 1
             least = min(least, found.error)
-            if waited >= PATIENCE:
+            if waited >= PATIENCE or self.noise_alone:
                 return
 
     def start(self, m: int, starts: int, number: int) -> Found:
