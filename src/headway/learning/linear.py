@@ -39,6 +39,8 @@ PASSES = (2, 4, 10)  # random starts at each count, one pass over the counts aft
 STEPS = 200  # of Gauss–Newton from one start
 BUDGET = 8  # products for each unknown, and at least PRODUCTS of them, until a start is given up
 PRODUCTS = 3000
+CLOSE = 1e-2  # relative residual below which it goes on at once
+LAST = 4  # times as many for the last steps, from the best start
 PATIENCE = 3  # counts in a row that do not lower the error on other sequences, until a pass ends
 BETTER = 0.97  # of it: what lowers it
 NEARLY = 1.02  # times the least error on other sequences: fewer heads that reach it are taken
@@ -119,6 +121,8 @@ class Search:
             self.solve_convex()
             for number, starts in enumerate(PASSES):
                 self.climb(starts, number)
+                if not self.met and self.best.reason == "limit" and self.best.residual < CLOSE:
+                    self.finish()  # a start that was given up on its way
                 if self.met or self.settled:
                     break
             self.descend()
@@ -279,15 +283,17 @@ class Search:
                 return
 
     def finish(self) -> None:
-        """Steps on all sequences that fit into memory, where those fitted so far leave something."""
+        """Steps on all sequences that fit into memory, where those fitted so far leave something, and to an end,
+        where steps did not come to one."""
         best = self.best
         index = spaced(self.source.fit, min(len(self.source.fit), self.source.most()))
-        if best.error <= self.floor or best.sequences >= len(index):
+        if best.error <= self.floor or (best.sequences >= len(index) and best.reason == "converged"):
             return
 
         def compute() -> Stage:
             draw = torch.Generator().manual_seed(zlib.crc32(f"{self.wanted.seed}:linear:all".encode()))
             found = gauss_newton(Free(problem), Full(best.Theta), generator=draw, limit=STEPS, damping=1e-3,
+                                 budget=LAST * max(PRODUCTS, BUDGET * best.Theta.numel()),
                                  report=self.clock.report, pulse=self.clock.pulse)
             point = found.point
             now = Found(point.Theta, point.W, point.offset, found.residual, 0.0, len(index))
@@ -296,7 +302,7 @@ class Search:
                 "products": found.products}
 
         problem = self.source.problem(index, best.heads, torch.float64)
-        tensors, info = self.clock.stage("polish", best.heads, compute, "on all sequences: noise falls with them")
+        tensors, info = self.clock.stage("polish", best.heads, compute, "the best so far, on all sequences")
         here = {name: value.to(self.source.device) for name, value in tensors.items()}
         self.tried = {best.heads: Found(here["Theta"], here["W"], here["offset"], info["residual"], info["error"],
                                         len(index), best.starts, info["reason"])}

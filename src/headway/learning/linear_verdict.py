@@ -166,6 +166,10 @@ def _left(
     if error > APART * noise:
         return Status("not_realisable", f"Not met by {count}: {left}, far more than the {noise:.2e} of fitted "
                       f"ones, so it is not noise.{below}{tail}", {**numbers, "residual_floor": error})
+    if not decided and (best.agreeing < 2 or best.reason == "limit"):
+        ended = "the only random start that did" if best.reason != "limit" else "where steps still gained"
+        return Status("limit", f"Stopped with {count}: {left}, {ended}. It is noise, or a search that did not find "
+                      f"its way: another seed, or more examples.{tail}", numbers)
     sure = (f" What more unknowns would gain is no more than noise gives {level}, if it is Gaussian: so no number "
             "of heads does better by what can be told." if decided else
             f" {best.agreeing} of {len(best.starts)} random starts end there; that no others do better is not "
