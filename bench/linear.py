@@ -28,7 +28,7 @@ WIDTHS, HEADS = (8, 16, 32), (1, 2, 4)
 INPUTS = (("gaussian", "none"), ("boolean", "none"), ("gaussian", "causal"), ("boolean", "causal"))
 WIDE = 32  # from here on the first and the last of these only
 USUAL = 5.0  # sequences over the counting floor, where the count is found
-TIMES = {8: (2.0, 3.0, 5.0), 16: (2.0, 3.0, 5.0)}  # the same, where it is told; fewer take minutes and fail
+TIMES = {8: (2.0, 3.0, 5.0), 16: (3.0, 5.0)}  # the same, where it is told: starts that fail take minutes
 WHOLE = (2.0, 3.0, 5.0, 8.0, 12.0, 16.0)  # the same, for all operators at once; width 8
 EXACT = 1e-9
 
@@ -130,11 +130,12 @@ def layers() -> list[tuple[Any, ...]]:
 
 
 def samples() -> list[tuple[Any, ...]]:
+    """On the first kind of inputs."""
     every: list[tuple[Any, ...]] = [("whole", m, *INPUTS[0], times, seed)
                                     for m, times, seed in itertools.product(HEADS, WHOLE, SEEDS)]
     for d, m in itertools.product(TIMES, HEADS):
-        for (law, mask), times, seed in itertools.product((INPUTS[0], INPUTS[-1]), TIMES[d], SEEDS):
-            every.append(("found", d, m, law, mask, times, True, seed))
+        every += [("found", d, m, *INPUTS[0], times, True, seed)
+                  for times, seed in itertools.product(TIMES[d], SEEDS)]
     return every
 
 

@@ -83,9 +83,9 @@ def _sequences() -> str:
 
     wrong = sum(row.get("status") == "recovered" and not row["success"] for row in told)
     widths = [listed(sorted({row["d"] for row in rows})) for rows in (told, whole)]
-    return (f"Told the count, `learn` finds the operator of {at(told)} the floor (widths {widths[0]}; recovered by "
-            f"its own word, and wrong: {wrong}). Least squares over all operators at once, with every sequence of "
-            f"Gaussian tokens and width {widths[1]}, finds {at(whole)} the floor ({r.command}, measured at "
+    return (f"Told the count, `learn` finds the operator from Gaussian tokens of {at(told)} the floor (widths "
+            f"{widths[0]}; recovered by its own word, and wrong: {wrong}). Least squares over all operators at once, "
+            f"on every sequence, width {widths[1]}, finds {at(whole)} the floor ({r.command}, measured at "
             f"{r.commit}).")
 
 
