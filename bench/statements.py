@@ -84,9 +84,9 @@ def _sequences() -> str:
     wrong = sum(row.get("status") == "recovered" and not row["success"] for row in told)
     widths = [listed(sorted({row["d"] for row in rows})) for rows in (told, whole)]
     return (f"Told the count, `learn` finds the operator from Gaussian tokens of {at(told)} the floor (widths "
-            f"{widths[0]}; those it chooses and judges by are counted and not fitted; recovered by its own word, and "
-            f"wrong: {wrong}). Least squares over all operators at once, fitted to every sequence, width {widths[1]}, finds {at(whole)} the floor ({r.command}, measured at "
-            f"{r.commit}).")
+            f"{widths[0]}; those it chooses and judges by are counted and not fitted; recovered by its own word, "
+            f"and wrong: {wrong}). Least squares over all operators at once, fitted to every sequence, width "
+            f"{widths[1]}, finds {at(whole)} the floor ({r.command}, measured at {r.commit}).")
 
 
 def planted_heads() -> str:
