@@ -73,31 +73,11 @@ def probes(source: Source, best: Heads) -> dict[str, evidence.Features]:
     d, k = source.d, source.examples.length
     draw = torch.Generator().manual_seed(d)
 
-    def mean(rows: Rows) -> Tensor:
-        return attention.attend(attention.uniform(rows.X, rows.see), rows.X).squeeze(2)
-
-    def token(rows: Rows) -> Tensor:
-        return torch.cat([rows.X, mean(rows)], dim=2)
-
-    def position(rows: Rows) -> Tensor:
-        bins = torch.arange(k, device=rows.X.device) * min(k, 64) // k
-        return torch.nn.functional.one_hot(bins).to(rows.X).expand(len(rows.X), -1, -1)
-
-    def neighbours(rows: Rows) -> Tensor:
-        X = rows.X if rows.valid is None else rows.X * rows.valid
-        before, after = torch.zeros_like(X), torch.zeros_like(X)
-        before[:, 1:], after[:, :-1] = X[:, :-1], X[:, 1:]
-        return torch.cat([before, after], dim=2)
-
-    def size(rows: Rows) -> Tensor:
-        norm = rows.X.square().mean(2, keepdim=True)
-        return torch.cat([norm, norm * rows.X], dim=2)
-
     def handed(rows: Rows) -> Tensor:
         return attention.attend(rows.patterns(best.Theta), rows.X).flatten(2)
 
     def curved(rows: Rows) -> Tensor:
-        every = torch.cat([rows.X, mean(rows), handed(rows)], dim=2)
+        every = torch.cat([evidence.of_token(rows), handed(rows)], dim=2)
         return torch.relu(every @ mix.to(every) + shift.to(every))
 
     def sharpness(rows: Rows) -> Tensor:
@@ -119,5 +99,4 @@ def probes(source: Source, best: Heads) -> dict[str, evidence.Features]:
     mix = torch.randn((best.heads + 2) * d, evidence.CURVED, generator=draw) / math.sqrt((best.heads + 2) * d)
     shift = torch.randn(evidence.CURVED, generator=draw)
     one = [torch.randn(d, CUBIC, generator=draw) / math.sqrt(d) for _ in range(3)]
-    return {"token": token, "position": position, "neighbours": neighbours, "size": size, "curved": curved,
-            "sharpness": sharpness, "divided": divided, "heads": heads}
+    return {**evidence.ANY, "curved": curved, "sharpness": sharpness, "divided": divided, "heads": heads}
