@@ -47,6 +47,7 @@ NEARLY = 1.02  # times the least error on other sequences: fewer heads that reac
 ROWS = 8  # times the counting floor of sequences that are fitted before all of them are
 FEWEST = 64  # sequences fitted, where there are as many
 SAME = 1.01  # times the least residual: starts that end there agree
+WHOLE = 64  # rows for each feature of the convex problem, at most
 LIKE_NOISE = 1.05  # times the noise left by the convex solution
 ENOUGH = 3  # times the counting floor of one head more, from which starts that agree may end the search
 
@@ -114,6 +115,7 @@ class Search:
         self.floor = floor_of(source.examples.dtype)
         self.convex: convex.Convex | None = None
         self.tried: dict[int, Found] = {}
+        self.held: tuple[int, Problem] | None = None  # the last problem that was asked for, by its heads
 
     def run(self) -> Found:
         """The fewest heads that meet other sequences, else those with the least error there."""
@@ -263,7 +265,10 @@ class Search:
         return min(len(self.source.fit), max(FEWEST, ROWS * self.source.size.floor(m)), self.source.most())
 
     def problem(self, m: int) -> Problem:
-        return self.source.problem(spaced(self.source.fit, self.sequences(m)), m, torch.float64)
+        if self.held is None or self.held[0] != m:
+            index = spaced(self.source.fit, self.sequences(m))
+            self.held = m, self.source.problem(index, m, torch.float64)
+        return self.held[1]
 
     def descend(self) -> None:
         """Heads that were too many: those of a smaller rank, as long as they still leave nothing."""
@@ -307,15 +312,21 @@ class Search:
         self.tried = {best.heads: Found(here["Theta"], here["W"], here["offset"], info["residual"], info["error"],
                                         len(index), best.starts, info["reason"])}
 
+    def whole(self) -> Problem:
+        """The sequences of the convex problem."""
+        enough = math.ceil(WHOLE * convex.columns(self.source.d) / self.source.examples.length)
+        index = spaced(self.source.fit, min(len(self.source.fit), self.source.most(), enough))
+        return self.source.problem(index, self.source.d, torch.float64)
+
     def solve_convex(self) -> None:
         """Over all operators, where that is small and there are equations for it."""
         size = convex.columns(self.source.d)
-        index = spaced(self.source.fit, min(len(self.source.fit), self.source.most()))
-        if size > convex.MOST or not self.clock.left or len(index) * self.source.examples.length < size:
+        rows = len(self.source.fit) * self.source.examples.length
+        if size > convex.MOST or not self.clock.left or rows < size:
             return
 
         def compute() -> Stage:
-            found = convex.solve(self.source.problem(index, self.source.d, torch.float64))
+            found = convex.solve(self.whole())
             return {"coefficients": found.coefficients}, {
                 "residual": found.residual, "loss": found.loss, "rank": found.rank, "columns": found.columns,
                 "rows": found.rows}

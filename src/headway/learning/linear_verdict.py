@@ -185,9 +185,7 @@ def above(search: Search, best: Found) -> float:
     for Gaussian noise of one size, on the sequences of the convex problem."""
     whole = search.convex
     assert whole is not None
-    index = spaced(search.source.fit, min(len(search.source.fit), search.source.most()))
-    problem = search.source.problem(index, best.heads, torch.float64)
-    loss = evaluate(problem, best.Theta).loss
+    loss = evaluate(search.whole(), best.Theta).loss
     between = whole.rank * whole.outputs - search.source.size.unknowns(best.heads)
     if between <= 0:
         return 1.0
