@@ -56,7 +56,8 @@ def linear_layers() -> str:
 
 def linear() -> str:
     """docs/linear.md: what was measured of both."""
-    return f"{prose(_operators())}\n\n{prose(_sequences())}"
+    made = [said for name, said in (("linear", _operators), ("linear_samples", _sequences)) if kept(name)]
+    return "\n\n".join(prose(said()) for said in made)
 
 
 def _operators() -> str:

@@ -39,6 +39,7 @@ PASSES = (2, 4, 10)  # random starts at each count, one pass over the counts aft
 STEPS = 200  # of Gauss–Newton from one start
 BUDGET = 8  # products for each unknown, and at least PRODUCTS of them, until a start is given up
 PRODUCTS = 3000
+NEAR, DIGITS = 1e-6, 6  # relative residual below which so many steps are made in float64
 CLOSE = 1e-2  # relative residual below which it goes on at once
 LAST = 4  # times as many for the last steps, from the best start
 PATIENCE = 3  # counts in a row that do not lower the error on other sequences, until a pass ends
@@ -229,6 +230,10 @@ class Search:
                 if found.residual <= self.floor / 4 or not self.clock.left:
                     break
             assert best is not None
+            if best.residual < NEAR:  # inner solves in float32 leave the last digits
+                last = gauss_newton(Free(problem), best.shape, generator=draw, limit=DIGITS, damping=1e-6,
+                                    inner=torch.float64)
+                best, products = (last if last.residual < best.residual else best), products + last.products
             point = best.point
             now = Found(point.Theta, point.W, point.offset, best.residual, 0.0, self.sequences(m))
             error = self.error(now)

@@ -107,8 +107,8 @@ def status(
                    f"Pushed a little, {heads_of(m)} come back to the same operator.")
             return Status("recovered", f"Recovered {told} {why} {_fewest(m, least)} {MIXED}{tail}", numbers)
         why = ("Whether these inputs determine the operator was not asked: time ran out." if known is None else
-               "Pushed a little, the heads come back to another operator that does the same here: these inputs do "
-               "not determine it.")
+               f"Pushed a little, the heads do not come back to the same operator in {STEPS} steps: these inputs "
+               "do not determine it, or hardly.")
         return Status("fitted", f"Fitted {told} {why}{tail}", numbers)
     if error <= FITTED:
         return Status("fitted", f"Fitted: {count}, relative error {error:.1e} {on}, above {floor_words} "
