@@ -29,7 +29,9 @@ def measured() -> str:
         ("1 % label noise", noise(), Record("noise")),
         ("50,000 sequences of 32 tokens, d = 128, 8 heads, from shards", memory(), Record("memory")),
         ("the first paper's algorithm, two to eight ±1 tokens, d 8–32", sculpt_short(), Record("sculpt")),
-        ("certificates: coverage of the statistical claims", coverage_short(), Record("coverage")),
+        ("certificates: coverage of the statistical claims, three laws of errors", coverage_short(),
+         Record("coverage")),
+        ("certificates: errors planted in 200 layers, six ways each", spoiled(), Record("spoiled")),
         ("certificates: radius on recovered layers", radius(), Record("radius")),
         ("the second paper: a posteriori training bound over measured loss", posterior(),
          Record("guarantee_training")),
@@ -289,9 +291,45 @@ def training() -> str:
 
 def coverage_short() -> str:
     r = Record("coverage")
-    below = r.summary["claims below nominal coverage"]
-    return (f"below nominal {'never' if not below else f'{below} times'} over {max(r.column('repetitions'))} "
-            "repetitions at 0.8, 0.9 and 0.99")
+    count = max(r.column("repetitions"))
+    below = [f"{row['claim']}, {row['law']}: {row['covered']:.3g} at {row['nominal']:g}, of which the standard "
+             f"deviation is {math.sqrt(row['nominal'] * (1 - row['nominal']) / count):.1g}"
+             for row in r.rows if row["covered"] < row["nominal"]]
+    return (f"below nominal {'never' if not below else listed(below)} over {count:,} repetitions at 0.8, 0.9 and "
+            "0.99, also for whoever stops at the worst moment")
+
+
+def stopped() -> str:
+    """The same without chance."""
+    r = Record("stopped")
+    return "; ".join(f"{row['covered']:.4f} at nominal {row['nominal']:g}"
+                     for row in r.rows if row["share"] == 0.02 and row["examples"] == max(r.column("examples")))
+
+
+def spoiled() -> str:
+    r = Record("spoiled")
+    false, yes = r.summary["false claims"], r.summary["of them called yes"]
+    return f"held-out claims that were false: {false:,}; called yes: {yes}"
+
+
+def looks() -> str:
+    """What it costs to be allowed to look."""
+    r = Record("looks")
+    return "; ".join(
+        f"with {above or 'none'} above, {often:,} where a count looked at once takes {once:,}"
+        for above, often, once in zip(*(r.column(name, share=0.01) for name in (
+            "above", "at any time", "looked at once")), strict=True) if above < 5)
+
+
+def demonstrated() -> str:
+    r = Record("demonstrated")
+    said = listed(f"{row['claim']} {row['holds']}" for row in r.rows if row["claim"].startswith("held-out"))
+    return f"{r.summary['held-out claims decided']} decided: {said}"
+
+
+def least(claim: str, level: float) -> float:
+    """Coverage, the least of all laws."""
+    return float(min(Record("coverage").column("covered", claim=claim, nominal=level)))
 
 
 def radius() -> str:
@@ -304,11 +342,23 @@ def radius() -> str:
 def certificates() -> str:
     """docs/certificates.md."""
     r, large = Record("coverage"), Record("certify_large")
-    levels = [f"quantile {q:.3g}, mean {m:.3g} at nominal {level:g}" for level, q, m in zip(
-        r.column("nominal", claim="quantile"), r.column("covered", claim="quantile"),
-        r.column("covered", claim="mean"), strict=True)]
+    names = ("quantile", "clipped mean", "share beyond the clip", "mean")
+    levels, count = sorted(set(r.column("nominal"))), max(r.column("repetitions"))
+
+    def told(when: str, names: tuple[str, ...]) -> str:
+        return "; ".join(
+            f"{listed(f'{name} {least(name + when, level):.3g}' for name in names)} at nominal {level:g}"
+            for level in levels)
+
     return table([
-        (f"coverage over {max(r.column('repetitions'))} repetitions", "; ".join(levels), r),
+        (f"coverage over {count:,} repetitions, the least of three laws of errors", told("", names), r),
+        ("the same for somebody who looks after every example and stops when the bound is wrong",
+         told(", worst moment", names[:2]), r),
+        ("the quantile at the worst of 12,000 moments, computed", stopped(), Record("stopped")),
+        ("examples it takes to say that at most 1 % are above, at 99 %", looks(), Record("looks")),
+        ("errors planted in 200 layers, six ways each", spoiled(), Record("spoiled")),
+        ("held-out claims about the layer that `headway demo` learns, 500 fresh sequences", demonstrated(),
+         Record("demonstrated")),
         (f"radius on {len(Record('radius').rows)} recovered layers (d ≤ 16)", radius(), Record("radius")),
         ("identifiability at width 384 with 12 heads, among layers of that rank", identified(), large)])
 
@@ -377,6 +427,19 @@ def zoo() -> str:
 
 PARITY = ("moments", "starts", "adam", "lbfgs", "sculpt")
 
+
+def sweeps() -> str:
+    """docs/howto/cluster.md."""
+    r = Record("sweep")
+    s = r.summary
+    names = listed([f"`{name}`" for name in dict.fromkeys(r.column("learner"))])
+    return prose(
+        f"The identifiable instances of the zoo with {names}, {s['runs']} runs, on {s['workers']} processes of "
+        f"this machine and on a Dask cluster of {s['workers']} workers on it, one of which was killed (signal 9) "
+        f"with a run in hand {s['workers killed']} times: {of(r.column('same to the last bit'))} rows the same to "
+        f"the last bit, but for seconds and memory; {s['lost']} runs lost ({r.command}, measured at {r.commit}).")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
-    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo,
+    block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo, sweeps,
                                         statements.trial, statements.rules, statements.methods, statements.linear)}

@@ -67,8 +67,7 @@ def _operators() -> str:
     return (f"{rows[0]['times']:g} times the floor, nothing told (widths {widths}, ranks {ranks}, Gaussian and ±1 "
             f"tokens, causal and not, half of the layers made of twice as many heads as their rank): "
             f"{linear_layers()}. That fewer heads cannot do is proved for "
-            f"{of(row['least proved'] == row['rank'] for row in rows)}. The widest with the most heads take "
-            f"{s['median s, widest, most heads']:.0f} s (median). With 1 % noise on the labels "
+            f"{of(row['least proved'] == row['rank'] for row in rows)}. With 1 % noise on the labels "
             f"{s['noise called so, rank right']} of {s['noisy labels']} are called noise, their rank right; of "
             f"{s['labels of a softmax']} layers with a softmax {s['refused']} are refused ({r.command}, measured "
             f"at {r.commit}).")

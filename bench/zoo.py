@@ -25,7 +25,7 @@ import torch
 from common import COMMIT, RESULTS, measured_at, origin, record
 from headway.core.files import write_bytes, write_json
 from headway.hardness.zoo import instances
-from headway.racing.race import run, tasks
+from headway.racing.apart import run, tasks
 from stopwatch import by_processor_time
 
 FRESH_SEEDS = (100, 101)

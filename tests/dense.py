@@ -2,8 +2,11 @@
 
 import cmath
 import itertools
+import math
 
 import torch
+
+from headway.certificates import betting
 
 
 def in_sight(a, b, mask, padded):
@@ -11,6 +14,12 @@ def in_sight(a, b, mask, padded):
     if mask == "causal" and b > a:
         return False
     return not padded[b] or a == b
+
+
+def capital(z, m):
+    """What bets against "the mean is m or more" have made of one unit of money: a loop over shares and examples."""
+    return sum(money * math.prod(1 + share * (m - float(value)) / (1 - m) for value in z)
+               for share, money in zip(betting.SHARES, betting.MONEY, strict=True))
 
 
 def flags(X, padding):

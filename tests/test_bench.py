@@ -54,7 +54,8 @@ SMALL = {  # constants of the script, for a run of seconds
     "gpts": {"LAST": 100, "NETS": {"encoder": 5}, "COUNT": 300, "FRESH": 50, "SECONDS": 2.0},
     "sculpt": {"CASES": {"m1-d8-k2": (1, 8, 2, 20_000, 1, 1)}},
     "cost": {"SEEDS": (200,), "HEADS": range(1, 2)},
-    "coverage": {"REPETITIONS": 2, "WHOLE": 4000, "LAYERS": range(1)},
+    "coverage": {"REPETITIONS": 2, "WHOLE": 4000, "LAYERS": range(1), "DEMO": {"heads": 2, "width": 8}},
+    "spoiled": {"TRIALS": 2, "TRUE": 1000},
     "certify_large": {"SHAPE": {**TINY, "rank": 4}, "COUNT": 200},
     "mixture": {"HEADS": (1, 2), "TRIALS": 1, "STEPS": 10},
     "planted": {"HEADS": (1,), "TRIALS": 1, "STEPS": 3},
@@ -69,17 +70,20 @@ SMALL = {  # constants of the script, for a run of seconds
     "gpu_check": {"CASES": [(2, 8, 4, 8, 600)]},
     "report": {"HEADS": 2, "WIDTH": 8, "VISITS": 1},
     "zoo": {"FRESH_SEEDS": (100,), "INSTANCES": ["generic"], "LEARNERS": ("starts",), "SECONDS": 4.0},
+    "sweep": {"INSTANCES": ("one-head",), "LEARNERS": ("moments",), "KILLS": 1},
 }
 WORDS = {"gpu_check": ["cpu"], "zoo": ["fresh"], "forms": ["--count", "400"],
          "models": ["--pack", "PACK", "--device", "cpu", "--count", "400", "--forms", "told"]}
 SAID = {  # sentences of README and docs that are made from what the script records
     "speed": ["speed"], "time_to": ["time_to"],
     "rank": ["rank"], "success": ["success"], "few": ["few"], "noise": ["noise"],
-    "memory": ["memory"], "modules": ["modules"], "coverage": ["coverage_short", "radius"],
+    "memory": ["memory"], "modules": ["modules"],
+    "coverage": ["coverage_short", "radius", "looks", "stopped", "demonstrated"],
+    "spoiled": ["spoiled"],
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
     "rules": ["statements.rules"], "gpts": ["statements.gpts"], "behaviours": ["statements.planted_heads"],
-    "methods": ["statements.methods"], "linear": ["statements.linear_layers"]}
+    "methods": ["statements.methods"], "sweep": ["sweeps"], "linear": ["statements.linear_layers"]}
 
 
 @pytest.fixture
@@ -167,7 +171,12 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
     "sculpt": {"sculpt": lambda s, r: s == {"m1-d8-k2": "1 of 1 (wanted 1)"} and r[0]["after polish"] < 1e-9},
     "cost": {"cost": lambda s, r: {row["method"] for row in r} == {"moments", "sculpt"} and positive(
         *(row["examples"] for row in r), *(row["seconds"] for row in r))},
-    "coverage": {"coverage": lambda s, r: len(r) == 6 and all(0 <= row["covered"] <= 1 for row in r),
+    "spoiled": {"spoiled": lambda s, r: len(r) == 12 and s["of them called yes"] == 0 < s["false claims"] and every(
+        r[:10], false=2, no=2)},
+    "coverage": {"coverage": lambda s, r: len(r) == 48 and all(0 <= row["covered"] <= 1 for row in r),
+                 "looks": lambda s, r: (r[0]["at any time"], r[0]["looked at once"]) == (491, 459),
+                 "stopped": lambda s, r: s["below nominal"] == 0 < len(r) and all(row["covered"] < 1 for row in r),
+                 "demonstrated": lambda s, r: every(r[:2], holds="yes"),
                  "radius": lambda s, r: every(r, decided="yes", inside=True, **{"planted error": "no"})},
     "certify_large": {"certify_large": lambda s, r: s["holds"] == "yes" and positive(
         r[0]["parameters"], s["seconds"])},
@@ -186,6 +195,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
     "recall": {"recall": lambda s, r: s["written"] is False and positive(s["loss"]) and [
         (row["layer"], row["head"]) for row in r] == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]},
     "report": {"report": lambda s, r: positive(s["page, MB"], s["seconds to open it, median"])},
+    "sweep": {"sweep": lambda s, r: every(r, success=True, **{"same to the last bit": True})
+              and (s["runs"], s["workers killed"], s["lost"]) == (1, 1, 0)},
     "zoo": {"zoo_fresh": lambda s, r: every(r, instance="generic", seed=100, success=True)
             and s["starts, successes"] == s["starts, runs"] == 1},
 }

@@ -23,9 +23,9 @@ ORDER = [*(f"core.{name}" for name in (
              "freedom", "operator", "layer", "factored", "counting", "examples", "shards", "gauge", "convert",
              "configs", "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced",
              "capture", "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same",
-             "conditions",
-             "results")), "core",
+             "conditions", "measured", "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg.convex", "linalg", "runs", "runs.schema", "runs.store",
+         "runs.jobs", "runs.cluster",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "source", "saturated", "thin", "candidate", "white", "determined", "actions",
              "policy", "settings", "starts", "starts.moments", "starts.unmix", "starts.random", "starts.batches",
@@ -37,15 +37,16 @@ ORDER = [*(f"core.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "held_out", "jacobian", "rounding", "scaled", "identify", "linear", "chained", "factors", "kernel",
+             "betting", "held_out", "jacobian", "rounding", "scaled", "identify", "linear", "chained", "factors",
+             "kernel",
              "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",
-             "bounds", "afterwards", "realizability", "one_step", "select", "run")), "training",
+             "bounds", "afterwards", "realizability", "one_step", "select", "run", "grid")), "training",
          "runs.tensorboard", "hardness.families", "hardness.secrets", "hardness", "hardness.zoo", "racing",
-         "racing.race", "",
-         "recall", "recall.data", "recall.model",
+         "racing.apart", "racing.tables", "racing.race", "",
+         "recheck", "recall", "recall.data", "recall.model",
          "runs.traces", "report.heads", "report.figures", "report.given", "report.samples", "report.story",
          "report.pair", "report.charts", "report.page", "report",
          "cli.console", "cli.show", "cli.demo", "cli.make", "cli.capture", "cli.learn", "cli.certify",
@@ -203,11 +204,11 @@ def test_words_listed_for_the_command_line_are_those_there_are():
     from headway import hardness
     from headway.core import names
     from headway.hardness import zoo
-    from headway.racing import race
+    from headway.racing import apart
 
     assert tuple(hardness.FAMILIES) == names.FAMILIES
     assert tuple(zoo.SUITES) == names.SUITES
-    assert tuple(race.LEARNERS) == names.LEARNERS
+    assert tuple(apart.LEARNERS) == names.LEARNERS
 
 
 def test_a_stored_claim_has_the_fields_of_a_claim():

@@ -17,7 +17,8 @@ from headway.core.files import write_json
 from headway.hardness import FAMILIES, family, low_degree, parity, parity_output, rounding, rounding_output
 from headway.hardness.secrets import rounded
 from headway.hardness.zoo import SUITES, instances, zoo
-from headway.racing import race
+from headway.racing import apart, race, tables
+from headway.runs import jobs
 from headway.sculpting.thresholds import Thresholds
 
 ROOT = Path(__file__).parent.parent
@@ -136,7 +137,7 @@ def test_bad_words_are_refused(refused):
     with refused("suite", "zoo"):
         instances("zoos")
     with refused("learner", "moments"):
-        race.tasks("zoo", ["magic"], [0], 1.0)
+        apart.tasks("zoo", ["magic"], [0], 1.0)
 
 
 def test_the_zoo_has_distinct_names_and_buildable_layers():
@@ -176,18 +177,18 @@ def test_trained_layers_are_those_that_learned_their_task():
 
 
 def test_one_run_is_judged_by_its_heads():
-    found = race.run(race.Task("zoo", "generic", "moments", 3, 20.0))
+    found = apart.run(apart.Task("zoo", "generic", "moments", 3, 20.0))
     assert found["success"]
     assert found["heads_found"] == found["heads"] == found["heads_right"] == 3
     assert found["worst_head_error"] < 1e-12
     assert found["function_error"] < 1e-12
-    poor = race.run(race.Task("zoo", "generic", "adam", 3, 0.2))
+    poor = apart.run(apart.Task("zoo", "generic", "adam", 3, 0.2))
     assert not poor["success"]
     assert poor["worst_head_error"] > 1e-3
 
 
 def test_a_race_goes_on_where_it_stopped_and_its_table_tells(tmp_path):
-    todo = race.tasks("heads", ["moments", "lbfgs"], [0], 2.0, quick=True)
+    todo = apart.tasks("heads", ["moments", "lbfgs"], [0], 2.0, quick=True)
     assert [task.instance for task in todo[::2]] == ["heads-1", "heads-2", "heads-4"]
     race.race(tmp_path, todo[:2], workers=2)
     first = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
@@ -198,37 +199,28 @@ def test_a_race_goes_on_where_it_stopped_and_its_table_tells(tmp_path):
     assert all((tmp_path / "runs" / name).stat().st_mtime_ns == at for name, at in first.items())
     assert all(row["success"] for row in rows if row["learner"] == "moments")
     assert all(row["peak_memory_mib"] > 50 for row in rows)
-    race.conclude(tmp_path, "headway bench …")
     text = (tmp_path / "table.md").read_text()
     assert "| heads-1 | 1/1" in text
     assert json.loads((tmp_path / "results.json").read_text())["zoo"] == "1"
 
 
 def test_a_run_that_fails_or_hangs_is_a_row(tmp_path, monkeypatch):
-    task, stop = race.Task("dials", "weak-1", "moments", 0, 0.1), threading.Event()
-    monkeypatch.setattr(race.sys, "executable", "/bin/false")
-    row = race._apart(task, stop)
+    task, stop = apart.Task("dials", "weak-1", "moments", 0, 0.1), threading.Event()
+    monkeypatch.setattr(apart.sys, "executable", "/bin/false")
+    row = apart.apart(task, stop)
     assert row["status"] == "failed"
     assert row["where"] == {"weak": 1.0}
     sleeper = tmp_path / "sleeper"
     sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeper.chmod(0o755)
-    monkeypatch.setattr(race.sys, "executable", str(sleeper))
-    monkeypatch.setattr(race, "SLACK", 0.0)
-    row = race._apart(task, stop)
+    monkeypatch.setattr(apart.sys, "executable", str(sleeper))
+    monkeypatch.setattr(apart, "SLACK", 0.0)
+    row = apart.apart(task, stop)
     assert (row["status"], row["success"]) == ("stopped", False)
-    assert "0/1, lost" in race.table([row])
+    assert "0/1, lost" in tables.table([row])
     stop.set()
-    assert race._apart(task, stop) is None, "an interrupted run leaves nothing behind"
-
-
-def test_another_budget_is_another_run(tmp_path):
-    path, task = tmp_path / "x.json", race.Task("zoo", "generic", "moments", 0, 5.0)
-    assert not race._done(path, task)
-    path.write_text(json.dumps({"budget": 5.0, "zoo": race.VERSION}))
-    assert race._done(path, task)
-    path.write_text(json.dumps({"budget": 8.0, "zoo": race.VERSION}))
-    assert not race._done(path, task)
+    with pytest.raises(jobs.LostError):  # an interrupted run leaves nothing behind
+        apart.apart(task, stop)
 
 
 def test_crowded_heads_are_new_ones_for_every_seed():
@@ -251,10 +243,10 @@ def test_the_command_that_makes_hard_instances(tmp_path):
 
 def test_the_command_that_races(tmp_path):
     # Two of its three runs are there already, made in this process.
-    first, *others = race.tasks("heads", ["moments"], [0], 5.0, quick=True)
+    first, *others = apart.tasks("heads", ["moments"], [0], 5.0, quick=True)
     (tmp_path / "runs").mkdir()
     for task in others:
-        write_json(tmp_path / "runs" / f"{task.name}.json", race.run(task))
+        write_json(tmp_path / "runs" / f"{task.name}.json", apart.run(task))
     done = headway("bench", tmp_path, "--suite", "heads", "--learner", "moments", "--quick", "--seconds", 5,
                    "--json")
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import dense
 import headway as hw
 from commands import headway
+from headway import recheck
 from headway.certificates import linear as claims
 from headway.core import operator
 from headway.core.counting import LinearSize
@@ -475,6 +476,7 @@ def test_commands_know_linear_scores(tmp_path):
     assert json.loads(said(0, "compare", "RUN", "EX/truth.safetensors", "--json").stdout)["same"]
     said(0, "make", "FRESH", "--layer", "EX/truth.safetensors", "--length", 5, "--count", 600, "--law", "gaussian")
     said(0, "certify", "RUN", "--examples", "FRESH", "--require", "fewest heads")
+    assert recheck.recheck(tmp_path / "RUN", [tmp_path / "FRESH"])["differs"] == []
     assert "linear/k scores" in said(2, "report", "RUN").stderr.replace("\n", " ")
     said(2, "learn", "EX", "--out", "OTHER", "--form", "linear", "--method", "starts")
     said(2, "learn", "EX", "--out", "OTHER", "--form", "EX/truth.safetensors")

@@ -125,17 +125,17 @@ def test_a_record_says_where_it_comes_from(path):
 
 def test_the_zoos_table_is_its_record(monkeypatch):
     import common
-    from headway.racing import race
+    from headway.racing import tables
 
-    monkeypatch.setattr(race, "_failing", lambda suite, name: "")  # builds every layer; the column is not compared
+    monkeypatch.setattr(tables, "_failing", lambda suite, name: "")  # builds every layer, and is not compared
     kept = json.loads((RESULTS / "zoo" / "results.json").read_text())
     text = (RESULTS / "zoo" / "table.md").read_text()
     assert common.measured_at(kept) in text
-    rows = [line for line in race.table(kept["rows"]).splitlines() if line.endswith("|  |")]
+    rows = [line for line in tables.table(kept["rows"]).splitlines() if line.endswith("|  |")]
     assert len(rows) > 80
     for row in rows:
         assert row.removesuffix(" |  |") in text
-    assert kept["summary"] == race.summary(kept["rows"])
+    assert kept["summary"] == tables.summary(kept["rows"])
 
 
 def test_a_race_on_the_watched_seeds_is_kept_with_its_commit(monkeypatch, tmp_path):

@@ -492,7 +492,7 @@ def test_the_command_sweeps_every_number_of_the_mixture(tmp_path):
     assert len({entry["columns"]["loss"][-1] for entry in stored}) == 8
     bad = CliRunner().invoke(app, ["train", "--out", str(out)])
     assert isinstance(bad.exception, hw.InputError)
-    assert "--resume" not in str(bad.exception)
+    assert f"--resume {out}" in str(bad.exception)
     for extra in (["--data", "planted", "--noise", "0,1"], ["--width", "6.5"], ["--noise", "-1"],
                   ["--strength", "0"]):
         bad = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "new"), *extra])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from headway.core import checks, conditions
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.factored import FactoredLayer
 from headway.core.layer import AttentionLayer
-from headway.core.results import Certificate, Claim, Verdict
+from headway.core.measured import Errors
+from headway.core.results import Certificate, Claim, Fit, Verdict
 
 CONDITIONS = "The heads are in general position, as the provable algorithm asks"
 PLAIN = "plain scores over all keys of the same sequence, or over all behind,"
 
 
 def certify(
-    layer: AttentionLayer | FactoredLayer,
+    layer: AttentionLayer | FactoredLayer | Fit,
     examples: Examples,
     confidence: float = 0.99,
     *,
@@ -40,6 +42,7 @@ def certify(
     steps: int = 200,
     seed: int = 0,
     seen: Examples | Collection[int] | np.ndarray | Tensor | str | None = None,
+    so_far: Certificate | None = None,
 ) -> Certificate:
     """What may be claimed about ``layer`` from examples (X, Y) of the function it stands for, and on what ground.
 
@@ -54,15 +57,23 @@ def certify(
     Each claim holds, does not, or is undecided. ``seen`` is what the layer was learned from: the examples, or their
     ``hashes()``, and a single sequence of them is refused; or their ``digest()``, and only all of them are.
 
+    Without those bounds the mean is that of errors cut off at a stated size, and the part beyond it is bounded.
+    Held-out claims hold at every number of examples: ``so_far`` is an earlier certificate of the same layer, to
+    whose sequences these are added, each counted once. With a ``Fit`` in place of the layer, what its learner set
+    aside as outliers is held against them.
+
     >>> from headway.core.sources import draw
     >>> truth = AttentionLayer.random(heads=2, width=4, seed=0)
     >>> found = certify(truth, draw(truth, count=600, length=4, seed=5))
     >>> found.established("held-out quantile"), found.established("identifiability")
     (True, True)
     """
+    layer, aside, noise = _unpacked(layer)
     _check(layer, examples)
+    before = _before(so_far)
+    hashes = examples.hashes()
     if seen is not None:
-        _refuse_seen(examples, seen)
+        _refuse_seen(examples, seen, hashes)
     for name, value in (("confidence", confidence), ("fraction", fraction)):
         if not 0 < checks.number(name, value) < 1:
             checks.refuse(name, "a number strictly between 0 and 1", value,
@@ -77,9 +88,11 @@ def certify(
         checks.whole("sequences", sequences)
     draw = torch.Generator().manual_seed(checks.whole("seed", seed, 0))
     layer = layer.to(examples.device)
-    found = errors(layer.to("cpu"), examples)
-    claims = [quantile_claim(found, confidence, fraction, tolerance),
-              mean_claim(found, confidence, mean_tolerance, teacher_bound, token_bound)]
+    found = errors(layer.to("cpu"), examples, before, hashes)
+    claims = [quantile_claim(found, confidence, fraction, tolerance, aside),
+              mean_claim(found, confidence, mean_tolerance, teacher_bound, token_bound, aside)]
+    claims = [claim if claim.holds == Verdict.YES else replace(claim, reason=claim.reason + noise)
+              for claim in claims]
     if isinstance(layer, AttentionLayer) and layer.linear:
         claims += linear.claims(layer, examples, sequences)
     elif isinstance(layer, AttentionLayer):
@@ -88,10 +101,29 @@ def certify(
         claims += _of_factors(layer.to(torch.float64), examples, sequences, confidence, draw, steps, tolerance)
     settings: dict[str, Any] = {
         "sequences": len(examples), "length": examples.length, "width": examples.width, "heads": layer.heads,
-        "tolerance": tolerance, "fraction": fraction, "mean_tolerance": mean_tolerance, "seed": seed}
+        "tolerance": tolerance, "fraction": fraction, "mean_tolerance": mean_tolerance, "seed": seed,
+        "counted": len(found), "outliers": aside, "teacher_bound": teacher_bound, "token_bound": token_bound}
     if isinstance(layer, FactoredLayer):
         settings["form"] = layer.form.describe()
-    return Certificate(tuple(claims), confidence, settings)
+    return Certificate(tuple(claims), confidence, settings, found)
+
+
+def _unpacked(fit: AttentionLayer | FactoredLayer | Fit) -> tuple[AttentionLayer | FactoredLayer, float, str]:
+    """The layer, the part of its own sequences that its learner set aside, and what to say of noise it found."""
+    if not isinstance(fit, Fit):
+        return fit, 0.0, ""
+    noise = fit.stats.get("noise") if fit.status.kind == "noise" else None
+    said = f"; the learner found label noise of {noise:.1e} of their deviation, and it counts" if noise else ""
+    return fit.layer, fit.stats.get("outliers", 0) / max(fit.stats.get("examples", 1), 1), said
+
+
+def _before(so_far: Certificate | None) -> Errors | None:
+    if so_far is None:
+        return None
+    if not isinstance(so_far, Certificate) or so_far.held_out is None:
+        checks.refuse("so_far", "a certificate with the errors it counted", "one without" if isinstance(
+            so_far, Certificate) else type(so_far).__name__, "what hw.certify or Run.certificate() returned")
+    return so_far.held_out
 
 
 def _of_matrices(
@@ -149,12 +181,12 @@ def _unsaid(distance: str, bars: str) -> list[Claim]:
 
 def _check(layer: AttentionLayer | FactoredLayer, examples: Examples) -> None:
     if not isinstance(layer, (AttentionLayer, FactoredLayer)):
-        checks.refuse("layer", "an AttentionLayer or a FactoredLayer", type(layer).__name__,
-                      "fit.layer, or headway.core.layer.load_layer(path)")
+        checks.refuse("layer", "a Fit, an AttentionLayer or a FactoredLayer", type(layer).__name__,
+                      "headway.core.layer.load_layer(path)")
     if not isinstance(examples, Examples):
         checks.refuse("examples", "an Examples object", type(examples).__name__, "headway.Examples(X, Y)")
     if len(examples) < 2:
-        checks.refuse("examples", "at least 2 sequences", len(examples), "more; 459 support a 1 % quantile at 99 %")
+        checks.refuse("examples", "at least 2 sequences", len(examples), "more; 500 support a 1 % quantile at 99 %")
     if isinstance(layer, AttentionLayer):
         keys_of_their_own(examples)
     if (examples.width, examples.out_width) != (layer.width, layer.out_width):
@@ -200,7 +232,9 @@ def _check_form(layer: FactoredLayer, examples: Examples) -> None:
                           f"shape {(len(examples), *found.shape[1:])}", f"headway.Examples(…, {name}=…)")
 
 
-def _refuse_seen(examples: Examples, seen: Examples | Collection[int] | np.ndarray | Tensor | str) -> None:
+def _refuse_seen(
+    examples: Examples, seen: Examples | Collection[int] | np.ndarray | Tensor | str, hashes: np.ndarray
+) -> None:
     """Refuses examples of which the learner had one: its error there says nothing about others."""
     if isinstance(seen, str):
         if examples.digest() == seen:
@@ -216,7 +250,7 @@ def _refuse_seen(examples: Examples, seen: Examples | Collection[int] | np.ndarr
         if known.ndim != 1 or (known.size and known.dtype != np.int64):
             checks.refuse("seen", "Examples, what their hashes() or digest() returned, or None",
                           f"{known.dtype} of shape {known.shape}", "seen=the examples learned from")
-    again = np.flatnonzero(np.isin(examples.hashes(), known))
+    again = np.flatnonzero(np.isin(hashes, known))
     if again.size:
         checks.refuse("examples", "examples the learner did not use",
                       f"{again.size} of {len(examples)} sequences that it was fitted to (same hash), the first at "

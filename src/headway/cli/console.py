@@ -18,12 +18,16 @@ from rich.console import Console
 from headway.core.plain import finite
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from headway.runs.tensorboard import TensorBoard
 
 err = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Board = Annotated[Path | None, typer.Option(
     "--tensorboard", metavar="DIR", help="Write what happens for TensorBoard: tensorboard --logdir DIR.")]
+Cluster = Annotated[str | None, typer.Option(
+    "--cluster", metavar="ADDRESS", help="Have a Dask cluster do the work: where its scheduler listens.")]
 LINES = 100  # most lines a log gets from one command
 FIRST = 10.0  # seconds into a stage for a first line about it; each further one after twice the time
 
@@ -38,6 +42,36 @@ def given(context: typer.Context, *names: str) -> list[str]:
     """Those of the options that were written on the command line, not left at their defaults."""
     sources = {name: context.get_parameter_source(name) for name in names}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+@contextmanager
+def executor(context: typer.Context, address: str | None, workers: int = 1) -> Iterator[Executor | None]:
+    """The workers of the cluster named, or that many processes; None for the one that is here."""
+    from headway.core import checks
+
+    if address is not None:
+        from headway.runs.cluster import cluster
+
+        if given(context, "workers"):
+            checks.refuse("--workers", "nothing with --cluster, which has its own", "both", "one or the other")
+        with cluster(address) as found:
+            yield found
+    elif workers > 1:
+        from headway.runs.jobs import Processes
+
+        with Processes(workers) as processes:
+            yield processes
+    else:
+        yield None
+
+
+def resumed(context: typer.Context, folder: Path, *settings: str) -> None:
+    """Refuse what is given beside --resume, which takes all settings from the folder."""
+    from headway.core import checks
+
+    for name in given(context, *settings):
+        flag = name if name == "folder" else f"--{name.replace('_', '-')}"
+        checks.refuse(flag, f"nothing with --resume: {folder} says what it is", "both", "leave it out")
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _hidden(folder: Path, heads: int, width: int, seed: int) -> tuple[Fit, dict[
         fit = hw.learn(data, seed=seed, run=run, progress=progress)
     fresh = hw.draw(truth, count=500, length=16, seed=seed + 2)
     with err.status("certifying, drawing"):
-        certificate = hw.certify(fit.layer, fresh, seen=data)
+        certificate = hw.certify(fit, fresh, seen=data)
         run.certified(certificate, {"examples": "drawn", "digest": fresh.digest()})
         page = write_report(folder)
     return fit, told(fit, folder, truth, page=page)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from headway.cli.console import Board, Json, board, err, progress, say
+from headway.cli.console import Board, Cluster, Json, board, err, executor, progress, resumed, say
 from headway.core.names import FAMILIES, LEARNERS, SECRETS, SUITES
 
 if TYPE_CHECKING:
     from headway.core.examples import Examples
     from headway.hardness.secrets import Secret
+    from headway.racing.apart import Task
 
 MOST = 100_000  # products of one degree looked at
 LOOK = 4000  # sequences the statistics are shown on
@@ -97,47 +98,51 @@ def _statistics(secret: Secret, data: Examples) -> list[dict[str, Any]]:
 
 
 def bench(
-    folder: Annotated[Path, typer.Argument(help="Folder of the race; an unfinished one goes on.")],
+    context: typer.Context,
+    folder: Annotated[Path | None, typer.Argument(help="Folder of the race; an unfinished one goes on.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The zoo and parities once, under 10 minutes.")] = False,
     suite: Annotated[list[str] | None, typer.Option(help=" or ".join(SUITES) + "; may be repeated.")] = None,
     learner: Annotated[list[str] | None, typer.Option(help=" or ".join(LEARNERS) + "; repeated.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each pair.")] = 0,
     seconds: Annotated[float | None, typer.Option(help="Budget of one run; default: the suite's.")] = None,
     workers: Annotated[int, typer.Option(help="Runs at a time, one thread each.")] = 2,
+    cluster: Cluster = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the race in this folder.")] = None,
     tensorboard: Board = None,
     as_json: Json = False,
 ) -> None:
     """Run learners on the zoo: success, head errors, examples, seconds, memory; JSON, a table and figures.
 
     Every learner gets the same examples and time. Baselines are told the head count, the default learner is not.
+    Runs are kept as they end, and the table with them.
     """
     from headway.core import checks
     from headway.hardness.zoo import VERSION
-    from headway.racing import race
+    from headway.racing import apart, race, tables
 
-    budgets = dict(QUICK if quick else FULL)
-    names = suite or list(budgets)
-    learners = learner or list(LEARNERS)
-    todo: list[race.Task] = []
-    for name in names:
-        checks.choice("--suite", name, SUITES)
-        budget = checks.number("--seconds", seconds, strictly=True) if seconds is not None else (
-            budgets.get(name) or dict(FULL)[name])
-        runs = checks.whole("--seeds", seeds) if seeds else 1 if quick or name in ("floor", "dials", "heads") else 3
-        todo += race.tasks(name, learners, range(runs), budget, quick)
-    err.print(f"Zoo version {VERSION}: {len(todo)} runs of {len({t.instance for t in todo})} instances.")
-    with progress("racing", len(todo)) as step, board(tensorboard) as shown_by:
+    if resume is not None:
+        resumed(context, resume, "folder", "quick", "suite", "learner", "seeds", "seconds")
+        folder = resume
+        todo, words = race.begun(folder)
+    elif folder is not None:
+        todo = _todo(quick, suite, learner, seeds, seconds)
+        words = shlex.join(["headway", "bench", *sys.argv[2:]])
+    else:
+        checks.refuse("headway bench", "FOLDER, or --resume FOLDER", "neither", "headway bench RACE --quick")
+    left = race.missing(folder, todo)
+    err.print(f"Zoo version {VERSION}: {len(todo)} runs of {len({t.instance for t in todo})} instances"
+              + (f", {len(todo) - len(left)} of them done." if len(left) < len(todo) else "."))
+    with (progress("racing", len(left)) as step, board(tensorboard) as shown_by,
+          executor(context, cluster if left else None) as others):
 
         def ended(row: Mapping[str, Any]) -> None:
             step()
             if shown_by is not None:
-                name = f"{row['suite']}.{row['instance']}.{row['learner']}.{row['seed']}"
                 shown_by.row({key: row[key] for key in ("suite", "instance", "learner", "seed", "budget")},
-                             {key: row[key] for key in RACED if key in row}, name)
+                             {key: row[key] for key in RACED if key in row}, apart.name_of(row))
 
-        rows = race.race(folder, todo, workers, ended)
-    words = " ".join(["headway", "bench", *(shlex.quote(word) for word in sys.argv[2:])])
-    found = race.conclude(folder, words)
+        rows = race.race(folder, todo, workers, ended, executor=others, command=words)
+    found = tables.summary(rows)
     figures = _figures(folder, rows)
     table = Table(box=None, pad_edge=False)
     for column in ("learner", "recovered", "of", "seconds"):
@@ -146,11 +151,33 @@ def bench(
         table.add_row(name, str(numbers["successes"]), str(numbers["runs"]), f"{numbers['seconds']:.0f}")
     err.print("Identifiable instances of the zoo:")
     err.print(table)
+    lost = [row for row in rows if row.get("status") == race.LOST]
+    if lost:
+        err.print(f"Lost with their workers: {len(lost)} runs, the first {apart.name_of(lost[0])} "
+                  f"({lost[0]['reason']}). Try: headway bench --resume {folder}", markup=False)
     err.print(f"Everything: {folder / 'table.md'}, {folder / 'results.json'}"
               + (f", {len(figures)} figures" if figures else "; figures need pip install 'headway[plot]'"),
               markup=False)
     if as_json:
-        say({"folder": str(folder), "summary": found, "figures": figures})
+        say({"folder": str(folder), "summary": found, "lost": len(lost), "figures": figures})
+
+
+def _todo(
+    quick: bool, suite: list[str] | None, learner: list[str] | None, seeds: int, seconds: float | None
+) -> list[Task]:
+    """The runs that the options ask for."""
+    from headway.core import checks
+    from headway.racing.apart import tasks
+
+    budgets = dict(QUICK if quick else FULL)
+    found: list[Task] = []
+    for name in suite or list(budgets):
+        checks.choice("--suite", name, SUITES)
+        budget = checks.number("--seconds", seconds, strictly=True) if seconds is not None else (
+            budgets.get(name) or dict(FULL)[name])
+        runs = checks.whole("--seeds", seeds) if seeds else 1 if quick or name in ("floor", "dials", "heads") else 3
+        found += tasks(name, learner or list(LEARNERS), range(runs), budget, quick)
+    return found
 
 
 def _figures(folder: Path, rows: list[dict[str, Any]]) -> list[str]:

@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from headway.cli.console import Board, Json, board, err, progress, say
+from headway.cli.console import Board, Cluster, Json, board, err, executor, progress, resumed, say
 from headway.core.names import RULES, STARTS
 
 if TYPE_CHECKING:
     from headway.runs.tensorboard import TensorBoard
-    from headway.training import Labelled
+    from headway.training.grid import Trial
 
 ALWAYS = ("heads", "step", "zeta", "count")  # named for every setting; the others where they differ
 WHOLE = ("heads", "count", "width")
+SWEPT = ("heads", "zeta", "count", "width", "strength", "noise")  # by several numbers, as the step
+OPTIONS = ("data", "heads", "step", "zeta", "count", "test_count", "tokens", "width", "strength", "nuisance",
+           "noise", "start", "rule", "steps", "trials", "theory", "seed")  # what makes a run what it is
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="New run folder.")],
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="New run folder.")] = None,
     data: Annotated[str, typer.Option(help="mixture, planted, or a safetensors file with X and y.")] = "mixture",
     heads: Annotated[str, typer.Option(help="Head counts, as 1,4,16.")] = "1,4,16",
     step: Annotated[str, typer.Option(help="Step sizes, as 1,0.1; or sqrt for √H.")] = "1",
@@ -41,44 +45,55 @@ def train(
     trials: Annotated[int, typer.Option(help="Draws of the data for each setting.")] = 1,
     theory: Annotated[bool, typer.Option(help="Margins, bounds and curvature as well.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the first trial.")] = 0,
+    workers: Annotated[int, typer.Option(help="Trials at a time, each in a process of one thread.")] = 1,
+    cluster: Cluster = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     tensorboard: Board = None,
     as_json: Json = False,
 ) -> None:
     """Train by gradient descent with the theory beside it: one setting, or a sweep over heads, steps and more."""
-    config = {name: value for name, value in locals().items() if name not in ("out", "tensorboard", "as_json")}
-    grid = _grid({"heads": heads, "zeta": zeta, "count": count, "width": width, "strength": strength,
-                  "noise": noise}, step)
-    _refuse_idle_sweeps(data, grid)
+    options = dict(locals())
+    config = {name: options[name] for name in OPTIONS}
 
-    from headway import training
     from headway.core import checks
-    from headway.core.files import write_json
     from headway.runs import store
-    from headway.runs.traces import labels, told
+    from headway.training import grid
 
-    checks.whole("trials", trials)
-    run = store.Run.create(out, {"command": "train", **config})
-    results = []
-    with progress("training", len(grid) * trials) as tick, board(tensorboard) as shown_by:
-        for setting, trial in itertools.product(grid, range(trials)):
-            law = {"tokens": tokens, "nuisance": nuisance,
-                   **{name: setting[name] for name in ("width", "zeta", "strength", "noise")}}
-            known = data in ("mixture", "planted")
-            test = _drawn(data, test_count, 100_000 + seed + trial, law) if known else None
-            sample = _drawn(data, setting["count"], seed + trial, law)
-            done = training.train(
-                sample, setting["heads"], test=test, begin=start, step=setting["step"], steps=steps, rule=rule,
-                theory=theory and trial == 0, seed=seed + trial)
-            results.append({**_in_force(data, setting, sample), "trial": trial, **done.asdict()})
-            if shown_by is not None:
-                _put(shown_by, _in_force(data, setting, sample), trial, results[-1])
-            tick()
-    groups = [results[j : j + trials] for j in range(0, len(results), trials)]
+    if resume is not None:
+        resumed(context, resume, "out", *OPTIONS)
+        run = store.Run.open(resume)
+        config = _stored(run.config, resume)
+    elif out is not None:
+        if data not in grid.LAWS:
+            config |= {"data": str(Path(data).absolute()), "digest": grid.digest(Path(data))}
+        run = store.Run.create(out, {"command": "train", **config})
+    else:
+        checks.refuse("headway train", "--out RUN, or --resume RUN", "neither", "headway train --out RUN")
+    asked = _asked(config)
+    checks.whole("--workers", workers)
+    if not (run.path / "results.json").exists():
+        with (progress("training", len(asked)) as tick, board(tensorboard) as shown_by,
+              executor(context, cluster, workers) as others):
+
+            def ended(row: Mapping[str, Any]) -> None:
+                tick()
+                if shown_by is not None and "columns" in row:
+                    _put(shown_by, row)
+
+            grid.finish(run, grid.sweep(asked, run, executor=others, report=ended))
+    _tell(run.path, as_json)
+
+
+def _tell(folder: Path, as_json: bool) -> None:
+    """The table of a sweep that ended, and its figures."""
+    from headway.runs.traces import labels, told
+    from headway.training import grid
+
+    found = grid.results(folder)
+    groups = grid.settings(found["results"])
     firsts = [group[0] for group in groups]
     table = list(zip(labels(firsts, ALWAYS), groups, strict=True))
-    run.begin()
-    write_json(out / "results.json", {"kind": "headway-train-1", "results": results, "versions": store.versions()})
-    figures = _training_figures(out, table)
+    figures = _training_figures(folder, table)
     shown = Table(box=None, pad_edge=False)
     for name in ("setting", "loss", "test error", "bound a priori", "bound a posteriori", "gap a priori", "γ"):
         shown.add_column(name, justify="left" if name == "setting" else "right")
@@ -90,20 +105,48 @@ def train(
                       "–" if first["start"] is None else f"{max(first['start']['margin_primal'], 0):.3g}")
     err.print(shown)
     err.print(told(firsts, ALWAYS), markup=False)
-    err.print(f"Run folder: {out} (results.json, {', '.join(figures)})", markup=False)
+    lost = found.get("lost", [])
+    if lost:
+        err.print(f"Lost with their workers: {len(lost)} trials, the first with {lost[0]['heads']} heads "
+                  f"({lost[0]['reason']}).", markup=False)
+    err.print(f"Run folder: {folder} (results.json, {', '.join(figures)})", markup=False)
     if as_json:
-        say({"run": str(out), "settings": [_summary(*row) for row in table]})
+        say({"run": str(folder), "settings": [_summary(*row) for row in table], "lost": len(lost)})
 
 
-def _put(shown_by: TensorBoard, setting: Mapping[str, Any], trial: int, found: Mapping[str, Any]) -> None:
-    """A setting as a run of TensorBoard's: a curve for each quantity, its last values in the table."""
-    name = "-".join(f"{key}={value:g}" for key, value in setting.items()) + f"-trial={trial}"
-    here = shown_by.within(name)
+def _stored(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The settings a run began with."""
+    from headway.core import checks
+
+    if config.get("command") != "train" or not set(OPTIONS) <= set(config):
+        checks.refuse("--resume", "a run made by headway train", f"{folder}, made by another command",
+                      "that command again, with another --out")
+    return {name: config[name] for name in (*OPTIONS, "digest") if name in config}
+
+
+def _asked(config: Mapping[str, Any]) -> list[Trial]:
+    """Every trial of every setting. The theory is that of a setting's first."""
+    from headway.core import checks
+    from headway.training.grid import Trial
+
+    found = _grid({name: config[name] for name in SWEPT}, config["step"])
+    _refuse_idle_sweeps(config["data"], found)
+    alike = {name: config[name] for name in OPTIONS if name not in (*SWEPT, "step", "trials", "theory", "seed")}
+    return [Trial(**setting, **alike, digest=config.get("digest"), theory=config["theory"] and trial == 0,
+                  seed=config["seed"] + trial, trial=trial)
+            for setting in found for trial in range(checks.whole("trials", config["trials"]))]
+
+
+def _put(shown_by: TensorBoard, found: Mapping[str, Any]) -> None:
+    """A trial as a run of TensorBoard's: a curve for each quantity, its last values in the table."""
+    from headway.training.grid import SETTING
+
+    setting = {name: found[name] for name in (*SETTING, "trial") if name in found}
+    here = shown_by.within("-".join(f"{key}={value:g}" for key, value in setting.items()))
     for quantity, values in found["columns"].items():
         here.curve(quantity, values)
     error = found["test"]["test_error"]
-    here.row({**setting, "trial": trial}, {"loss": found["columns"]["loss"][-1],
-                                           **({"test error": error[-1]} if error else {})})
+    here.row(setting, {"loss": found["columns"]["loss"][-1], **({"test error": error[-1]} if error else {})})
     here.close()
 
 
@@ -129,12 +172,6 @@ def _refuse_idle_sweeps(data: str, grid: list[dict[str, Any]]) -> None:
             checks.refuse(f"--{name}", f"one value, which --data {data} does not use", "several", "--data mixture")
 
 
-def _in_force(data: str, setting: dict[str, Any], sample: Labelled) -> dict[str, Any]:
-    """The setting as the data have it: a file brings its own count and width, and only a mixture has a law."""
-    named = {**setting, "count": len(sample), "width": sample.X.shape[2]}
-    return named if data == "mixture" else {name: named[name] for name in ("heads", "step", "count", "width")}
-
-
 def _summary(label: str, group: list[dict[str, Any]]) -> dict[str, Any]:
     """One setting for machines: means over its trials, the theory of the first."""
     from headway.runs.traces import LETTERS
@@ -146,21 +183,6 @@ def _summary(label: str, group: list[dict[str, Any]]) -> dict[str, Any]:
         "loss": _mean(run["columns"]["loss"][-1] for run in group), "test_error": _mean(errors) if errors else None,
         "margin": None if first["start"] is None else max(first["start"]["margin_primal"], 0.0),
         "bounds": first["bounds"], "certificate": first["certificate"], "sentence": first["sentence"]}
-
-
-def _drawn(data: str, n: int, seed: int, law: dict[str, Any]) -> Labelled:
-    from headway import training
-    from headway.core import checks
-    from headway.core.files import read_tensors
-
-    if data == "mixture":
-        return training.mixture(n, seed=seed, **law)
-    if data == "planted":
-        return training.planted(n, seed=seed, tokens=law["tokens"], width=law["width"])
-    tensors, _ = read_tensors(Path(data))
-    if not {"X", "y"} <= set(tensors):
-        checks.refuse(data, "tensors X (n, T, d) and y (n,)", sorted(tensors), "save both in one safetensors file")
-    return training.labelled(tensors["X"], tensors["y"])
 
 
 def _shown_error(last: list[dict[str, Any]]) -> str:

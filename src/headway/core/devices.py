@@ -1,9 +1,15 @@
-"""How much may be held at once: sizes are chosen for two cores and a few gigabytes, and grow on an accelerator."""
+"""How much may be held at once: sizes are chosen for two cores and a few gigabytes, and grow on an accelerator.
+
+And how much was.
+"""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -15,6 +21,36 @@ def room(device: torch.device, size: int) -> int:
     if device.type != "cuda":
         return size
     return max(size, min(GROWTH * size, torch.cuda.get_device_properties(device).total_memory // 12))
+
+
+def peak(device: torch.device | None = None) -> dict[str, int]:
+    """The most bytes that this process held since it began: "host", resident memory, with libraries and what else
+    the process did; "gpu", where ``device`` is one or one is in use, what torch had allocated there.
+
+    >>> 10**7 < peak()["host"] < 10**13
+    True
+    """
+    host = _resident()
+    found = {} if host is None else {"host": host}
+    if torch.cuda.is_initialized() if device is None else device.type == "cuda":  # type: ignore[no-untyped-call]
+        found["gpu"] = int(torch.cuda.max_memory_allocated(device))
+    return found
+
+
+def _resident(status: Path = Path("/proc/self/status")) -> int | None:
+    # Linux hands the getrusage of a process on to what it starts: a small child of a large process would look
+    # large. The mark in its status is its own.
+    try:
+        marked = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), flags=re.M)
+    except OSError:
+        marked = None
+    if marked is not None:
+        return int(marked[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # no such counts on this system
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.core.convert import Factors, factored
 from headway.core.layer import AttentionLayer
+from headway.core.measured import Errors
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Claims about one layer, from examples it was not learned from."""
+    """Claims about one layer, from examples it was not learned from; ``held_out``: what the held-out claims count,
+    for ``certify(layer, more, so_far=certificate)``."""
 
     claims: tuple[Claim, ...]
     confidence: float
     settings: Mapping[str, Any]
+    held_out: Errors | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Claim:
         for claim in self.claims:

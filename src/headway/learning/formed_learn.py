@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headway.core import checks
 from headway.core.counting import Size
-from headway.core.devices import normal
+from headway.core.devices import normal, peak
 from headway.core.examples import Examples
 from headway.core.factored import FactoredLayer
 from headway.core.forms import Form, Sight
@@ -385,7 +385,7 @@ def conclude(source: FormSource, best: FormCandidate, wanted: Wanted, clock: Clo
     if isinstance(data, Answers):
         stats["asked"] = source.tally.asked
     status = verdict(source, best, error, floor, known, rest, size, layer)
-    stats["seconds"] = clock.spent
+    stats |= {"seconds": clock.spent, "peak_memory": peak(source.device)}
     return Fit(layer, status, stats, tuple(clock.trace))
 
 

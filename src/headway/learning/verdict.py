@@ -23,6 +23,7 @@ import torch
 
 from headway.core.convert import key_groups, ranks
 from headway.core.counting import Size
+from headway.core.devices import peak
 from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
 from headway.core.sources import Answers
@@ -89,7 +90,7 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
         found = replace(found, sentence=found.sentence + (_open(known) if known is not None else ""))
     stats["undetermined"] = None if known is None else list(known.flat)
     stats["perhaps_undetermined"] = None if known is None else known.more
-    stats["seconds"] = time.perf_counter() - loop.begun
+    stats |= {"seconds": time.perf_counter() - loop.begun, "peak_memory": peak(source.device)}
     return Fit(layer, found, stats, tuple(loop.trace))
 
 

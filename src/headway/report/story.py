@@ -19,7 +19,6 @@ import torch
 from headway.core import checks, gauge
 from headway.core.convert import rank_shown
 from headway.core.factored import FactoredLayer
-from headway.core.files import read_json
 from headway.core.layer import AttentionLayer, load_layer, of_softmax
 from headway.core.match import Match, match
 from headway.core.results import Certificate, Fit
@@ -29,8 +28,8 @@ from headway.report.given import Given
 from headway.report.heads import Layer, Portraits, portraits, told
 from headway.runs import traces
 from headway.runs.store import Run
+from headway.training import grid
 
-TRAINED = "headway-train-1"
 OUTCOMES = {
     "recovered": "recovered", "fitted": "fitted", "noise": "as well as the noise allows",
     "not_realisable": "not realisable", "too_few": "too few examples",
@@ -196,14 +195,9 @@ def table(
 
 
 def _trained(run: Run) -> Story:
-    again = "headway train --out RUN again"
-    found = read_json(run.path / "results.json", "the results of headway train", again)
-    if found.get("kind") != TRAINED:
-        checks.refuse(str(run.path / "results.json"), f"results of kind {TRAINED}", repr(found.get("kind")), again)
-    if not found.get("results"):
-        checks.refuse(str(run.path / "results.json"), "at least one setting", "none", again)
+    found = grid.results(run.path)
     results = found["results"]
-    first = [result for result in results if result["trial"] == 0]
+    first = [trials[0] for trials in grid.settings(results)]
     training = tuple(zip(traces.labels(first), first, strict=True))
     best = min(first, key=lambda r: r["columns"]["loss"][-1])
     facts = (("settings", str(len(first))), ("trials", str(1 + max(r["trial"] for r in results))),
@@ -230,7 +224,7 @@ def command(config: Mapping[str, Any], folder: Path | None = None) -> str | None
         words = ["headway", "learn", config["examples"], "--out", "RUN", *_options(options)]
     else:
         words = ["headway", "train", "--out", "RUN",
-                 *_options({name: config[name] for name in config if name not in ("command", "kind")})]
+                 *_options({name: config[name] for name in config if name not in ("command", "kind", "digest")})]
     return shlex.join(str(word) for word in words)
 
 

@@ -26,6 +26,7 @@ from headway.core import checks
 from headway.core.factored import FactoredLayer
 from headway.core.files import read_json, read_tensors, regular, write_json, write_tensors
 from headway.core.layer import AttentionLayer, load_layer, save_layer
+from headway.core.measured import Errors, fingerprint
 from headway.core.names import BASELINES
 from headway.core.results import Certificate, Claim, Fit, Status
 from headway.core.words import described
@@ -37,6 +38,7 @@ KIND = schema.RUN
 CERTIFICATE = schema.CERTIFIED
 WRITTEN = "a run folder written by headway learn"
 SEEN = "seen.safetensors"  # a hash of every sequence the layer was learned from
+COUNTED = "counted.safetensors"  # hash and error of every sequence that a certificate counted
 
 
 class Run:
@@ -66,8 +68,9 @@ class Run:
         folder = Path(path)
         whole = {"kind": KIND, **json.loads(json.dumps(dict(config)))}
         if folder.exists() and not _vacant(folder):
-            # Only learn goes on with a run.
-            resume = f", or --resume {folder} to go on with that run" * (config.get("command", "learn") == "learn")
+            # Only these go on with a run.
+            goes_on = config.get("command", "learn") in ("learn", "train")
+            resume = f", or --resume {folder} to go on with that run" * goes_on
             checks.refuse("out", "a new or empty folder", f"{folder}, which is neither", f"another name{resume}")
         return cls(folder, whole, truth)
 
@@ -130,7 +133,7 @@ class Run:
             checks.refuse("run", f"no {sorted(extra)[0]}, as {self.path} began", "one", "another folder")
         if self.out_of_time:
             # The layer to come is another one: what was said of this one goes with the manifest.
-            for name in ("manifest.json", "certificate.json"):
+            for name in ("manifest.json", "certificate.json", COUNTED):
                 (self.path / name).unlink(missing_ok=True)
         if not self.finished:
             place = own["examples"] if Path(own["examples"]).is_absolute() else mine["examples"]
@@ -192,10 +195,12 @@ class Run:
 
     def manifest(self) -> dict[str, Any]:
         if not self.finished:
-            trained = self.config.get("command") == "train"
-            checks.refuse(str(self.path), "a finished run", "one without manifest.json",
-                          f"headway report {self.path}, which shows training runs that are done" if trained else
-                          f"headway learn --resume {self.path}")
+            hint = f"headway learn --resume {self.path}"
+            if self.config.get("command") == "train":
+                done = (self.path / "results.json").exists()
+                hint = (f"headway report {self.path}, which shows training runs" if done else
+                        f"headway train --resume {self.path}")
+            checks.refuse(str(self.path), "a finished run", "one without manifest.json", hint)
         path = self.path / "manifest.json"
         found = read_json(path, WRITTEN)
         schema.check(path, found, schema.MANIFEST, f"a manifest of kind {KIND}", "headway learn again")
@@ -222,8 +227,11 @@ class Run:
         return self.config.get("digest")
 
     def certified(self, certificate: Certificate, about: Mapping[str, Any]) -> Path:
-        """Write certificate.json: the claims, what they were computed from, and with which versions."""
+        """Write certificate.json: the claims, what they were computed from, and with which versions; before it the
+        errors that were counted, so that later examples can be added."""
         path = self.path / "certificate.json"
+        if certificate.held_out is not None:
+            write_tensors(self.path / COUNTED, *certificate.held_out.stored())
         write_json(path, {
             "kind": CERTIFICATE, **about, "confidence": certificate.confidence,
             "settings": dict(certificate.settings), "versions": versions(),
@@ -243,7 +251,15 @@ class Run:
         if found["layer_sha256"] != _sha256(self.path / "layer.safetensors"):
             checks.refuse(str(path), "a certificate of this run's layer", "one of another", "headway certify again")
         claims = tuple(Claim(**claim) for claim in found["claims"])
-        return Certificate(claims, found["confidence"], found["settings"])
+        return Certificate(claims, found["confidence"], found["settings"], self.counted())
+
+    def counted(self) -> Errors | None:
+        """The errors that certificates of this run's layer have counted; none if there are none, or of another."""
+        path = self.path / COUNTED
+        if not path.exists():
+            return None
+        found = Errors.restored(str(path), *read_tensors(path))
+        return found if found.layer == fingerprint(load_layer(self.path / "layer.safetensors")) else None
 
     def truth(self) -> AttentionLayer | FactoredLayer | None:
         """The hidden layer, where the run was a demonstration that knew it."""

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import math
 import os
-import resource
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
 from headway.core import checks
+from headway.core.devices import peak
 
 if TYPE_CHECKING:
     from headway.core.results import Fit
@@ -124,11 +121,7 @@ class TensorBoard:
 
 def memory() -> dict[str, float]:
     """The most that this process held so far, MiB, on the host and on a GPU."""
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    found = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["gpu"] = torch.cuda.max_memory_allocated() / 2**20
-    return found
+    return {where: held / 2**20 for where, held in peak().items()}
 
 
 def _writer(folder: Path) -> Any:
