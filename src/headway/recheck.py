@@ -144,11 +144,14 @@ class Layer:
     """What layer.safetensors holds, of either kind, as factors: plain matrices have keys and values of their
     own."""
 
+    scores = "softmax"
+
     def __init__(self, path: Path) -> None:
         tensors, words = read(path)
         self.parts = {name: value.astype(np.float64) for name, value in tensors.items()}
         self.plain = words.get("kind") in ("headway-layer-1", "headway-linear-1")
-        self.scores = words.get("scores") if words.get("kind") == "headway-linear-1" else "softmax"
+        if words.get("kind") == "headway-linear-1":
+            self.scores = str(words.get("scores"))
         if self.scores not in ("softmax", "linear", "linear/k"):
             raise RefusedError(f"{self.scores} scores are a kind this program does not know")
         sight = {"causal": words.get("mask") == "causal", "window": None, "prefix": 0}
