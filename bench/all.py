@@ -25,11 +25,12 @@ SCRIPTS = ("bench/trained.py", "bench/recall.py", "bench/adam_tuning.py", "bench
            "bench/inputs.py", "bench/few.py",
            "bench/noise.py", "bench/verdicts.py", "bench/outliers.py", "bench/trial.py", "bench/gpts.py",
            "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/same.py", "bench/behaviours.py",
-           "bench/forms.py", "bench/which.py", "bench/sculpt.py",
+           "bench/forms.py", "bench/which.py", "bench/linear.py",
+           "bench/linear.py samples", "bench/sculpt.py",
            "bench/cost.py", "bench/coverage.py", "bench/spoiled.py",
            "bench/certify_large.py", "bench/mixture.py", "bench/planted.py",
            "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/ranks.py", "bench/zoo.py",
-           "bench/sweep.py", "docs/figure.py")
+           "bench/sweep.py", "docs/figure.py", "docs/figure_linear.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
         "bench/real.py --device cpu --layers 5 --adam 0", "bench/time_to.py --device cuda --layers 3",
         f"bench/text.py --prepare {PACK}", f"bench/text.py {PACK}", f"bench/models.py --prepare {MODELS}",

@@ -76,6 +76,33 @@ def forward(X, Theta, W, key_bias=None, offset=None, mask="none", padding=None):
     return torch.stack(Y).view(n, k, e)
 
 
+def linear(X, Theta, W, offset=None, mask="none", padding=None, divided=False):
+    """F without a softmax: y_a = Σ_i Σ_b (x_aᵀΘ_i x_b) W_iᵀx_b + c over the keys in sight, or over their number."""
+    n, k, _ = X.shape
+    m, _, e = W.shape
+    padded = flags(X, padding)
+    Y = []
+    for s in range(n):
+        for a in range(k):
+            keys = [b for b in range(k) if in_sight(a, b, mask, padded[s])]
+            row = torch.zeros(e, dtype=torch.float64)
+            for i in range(m):
+                for b in keys:
+                    row = row + (X[s, a] @ Theta[i] @ X[s, b]) * (X[s, b] @ W[i])
+            row = row / len(keys) if divided else row
+            Y.append(row if offset is None else row + offset)
+    return torch.stack(Y).view(n, k, e)
+
+
+def operator(Theta, W):
+    """Z̃[p, q, r, s] = Σ_i (Θ_i[p, q] W_i[r, s] + Θ_i[p, r] W_i[q, s])/2, number by number."""
+    m, d, _ = Theta.shape
+    Z = torch.zeros(d, d, d, W.shape[2], dtype=torch.float64)
+    for p, q, r, s, i in itertools.product(range(d), range(d), range(d), range(W.shape[2]), range(m)):
+        Z[p, q, r, s] += (Theta[i, p, q] * W[i, r, s] + Theta[i, p, r] * W[i, q, s]) / 2
+    return Z
+
+
 def jacobian(X, Theta, W, key_bias=None, offset=None, mask="none", padding=None):
     """dF/d(part) for each part the layer has, as a dict of matrices (n·k·e, entries of the part)."""
     parts = {"Theta": Theta, "W": W, "key_bias": key_bias, "offset": offset}

@@ -43,6 +43,8 @@ SMALL = {  # constants of the script, for a run of seconds
               "D": 4, "M": 1, "Q": 2, "K": 5},
     "models": {"LENGTH": 5, "FRESH": 100, "layers": lambda pack: {"smollm2-tiny": hw.FactoredLayer.random(
         1, 4, size=2, form=hw.Form(rotary=hw.Rotary(base=100.0, layout="pairs"), sight=hw.Sight(causal=True)))}},
+    "linear": {"SEEDS": (300,), "WIDTHS": (4,), "HEADS": (1, 2),
+               "INPUTS": (("gaussian", "none"), ("boolean", "causal"))},
     "same": {"SEED": 300, "EACH": 1, "MODELS": ("gpt2", "qwen3")},
     "behaviours": {"SEEDS": (0,), "SEQUENCES": 12},
     "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
@@ -83,7 +85,7 @@ SAID = {  # sentences of README and docs that are made from what the script reco
     "guarantee": ["posterior", "risk"], "report": ["page"], "verdicts": ["statements.verdicts"],
     "outliers": ["statements.outliers"], "trial": ["statements.trial_short", "statements.trial"],
     "rules": ["statements.rules"], "gpts": ["statements.gpts"], "behaviours": ["statements.planted_heads"],
-    "methods": ["statements.methods"], "sweep": ["sweeps"]}
+    "methods": ["statements.methods"], "sweep": ["sweeps"], "linear": ["statements.linear_layers"]}
 
 
 @pytest.fixture
@@ -153,6 +155,9 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
               and positive(r[0]["Adam's output error"], r[0]["seconds"])},
     "models": {"models": lambda s, r: s["all heads within 1e-9"] == 1 == len(r) and r[0]["heads found"] == 1
                and r[0]["error on fresh inputs"] < 1e-9 < r[0]["Adam, error on fresh inputs"]},
+    "linear": {"linear": lambda s, r: s["operator within 1e-9"] == s["rank right"] == s["layers"] == 4
+               and s["declared the same"] == s["pairs of one operator"] == 4 and s["said recovered, and wrong"] == 0
+               and s["refused"] == s["labels of a softmax"] == s["told apart with an input"] - 1 == 1},
     "same": {"same": lambda s, r: every(r, right=True) and len(r) == 18
              and s["mistakes named"] == "10 of 10" and s["harmless changes called the same"] == "8 of 8"},
     "behaviours": {"behaviours": lambda s, r: every(r, right=True) and s["heads"] == s["named right"] == 4

@@ -20,11 +20,12 @@ from headway.core.names import BASELINES, METHODS
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
              "names", "plain", "checks", "files", "devices", "attention", "positions", "forms", "tangents",
-             "freedom", "layer", "factored", "counting", "examples", "shards", "gauge", "convert", "configs",
-             "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced", "capture",
-             "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same", "conditions",
-             "measured", "results")), "core",
-         "linalg.krylov", "linalg.totals", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
+             "freedom", "operator", "layer", "factored", "counting", "examples", "shards", "gauge", "convert",
+             "configs", "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced",
+             "capture", "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same",
+             "conditions", "measured", "results")), "core",
+         "linalg.krylov", "linalg.totals", "linalg.projected", "linalg.convex", "linalg", "runs", "runs.schema",
+         "runs.store",
          "runs.jobs", "runs.cluster",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "parts", "source", "saturated", "thin", "candidate", "white", "determined",
@@ -33,12 +34,13 @@ ORDER = [*(f"core.{name}" for name in (
              "evidence", "loop",
              "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
              "formed_refine", "formed_evidence", "formed_learn", "formed_read", "clues", "questions",
-             "which", "kept", "learn")), "learning",
+             "which", "linear_evidence", "linear", "linear_verdict", "kept", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "betting", "held_out", "jacobian", "rounding", "scaled", "identify", "chained", "factors", "kernel",
+             "betting", "held_out", "jacobian", "rounding", "scaled", "identify", "linear", "chained", "factors",
+             "kernel",
              "radius", "report")),
          "certificates",
          *(f"training.{name}" for name in (

@@ -144,10 +144,16 @@ class Layer:
     """What layer.safetensors holds, of either kind, as factors: plain matrices have keys and values of their
     own."""
 
+    scores = "softmax"
+
     def __init__(self, path: Path) -> None:
         tensors, words = read(path)
         self.parts = {name: value.astype(np.float64) for name, value in tensors.items()}
-        self.plain = words.get("kind") == "headway-layer-1"
+        self.plain = words.get("kind") in ("headway-layer-1", "headway-linear-1")
+        if words.get("kind") == "headway-linear-1":
+            self.scores = str(words.get("scores"))
+        if self.scores not in ("softmax", "linear", "linear/k"):
+            raise RefusedError(f"{self.scores} scores are a kind this program does not know")
         sight = {"causal": words.get("mask") == "causal", "window": None, "prefix": 0}
         self.form: dict[str, Any] = {"sight": sight}
         self.cross = False
@@ -188,7 +194,12 @@ class Layer:
         if "cap" in form:
             cap = form["cap"]["value"]
             S = S.smooth(cap * np.tanh(S.value / cap))
-        P = softmax(S, self._sight(data, X.value, Z.value), part.get("sink") if "sink" in form else None)
+        see = self._sight(data, X.value, Z.value)
+        if self.scores == "softmax":
+            P = softmax(S, see, part.get("sink") if "sink" in form else None)
+        else:
+            weight = see / see.sum(3, keepdims=True) if self.scores == "linear/k" else see.astype(np.float64)
+            P = S * Known(weight, EPS * weight)
         H = P @ V
         if "gate" in form:
             G = affine(X, part["gate"])

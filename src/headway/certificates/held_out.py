@@ -71,11 +71,12 @@ def errors(
     if before is not None:
         widest, boolean = max(widest, before.widest), boolean and before.boolean
         return replace(before, each=torch.cat([before.each, *each]), hashes=np.concatenate([before.hashes, kept]),
-                       widest=widest, boolean=boolean, row_bound=row_bound(layer, widest))
+                       widest=widest, boolean=boolean, row_bound=row_bound(layer, widest, examples.length))
     size = min(FIRST, len(examples))
     return Errors(torch.cat(each), _deviation(examples.take(range(size))), widest, boolean,
-                  row_bound(layer, widest), examples.out_width, "tokens" if first.keys is None else "keys",
-                  row_bound(layer, 0.0), size, own, kept)
+                  row_bound(layer, widest, examples.length), examples.out_width,
+                  "tokens" if first.keys is None else "keys", row_bound(layer, 0.0), size, own, kept,
+                  3 if isinstance(layer, AttentionLayer) and layer.linear else 1)
 
 
 def _deviation(first: Examples) -> float:
@@ -89,13 +90,18 @@ def _real(X: Tensor, padding: Tensor | None) -> Tensor:
     return torch.ones(X.shape[:2], dtype=torch.bool) if padding is None else ~padding.cpu()
 
 
-def row_bound(layer: AttentionLayer | FactoredLayer, R: float) -> float:
+def row_bound(layer: AttentionLayer | FactoredLayer, R: float, keys: int = 1) -> float:
     """No output row is longer, for tokens (keys, where they come from another sequence) no longer than R.
 
     What a head hands on is in the hull of the v_b, so ‖Σ_b P v_b O_i‖ ≤ max_b ‖v_bO_i‖ ≤ R‖V_jO_i‖ + ‖b_jO_i‖. A
     sink shrinks it; where patterns add up to 1 the biases join the offset. A gate in (0, 1) shrinks every channel
-    by itself, and ‖(g ⊙ h)O_i‖ ≤ ‖h‖‖O_i‖ is all that is left.
+    by itself, and ‖(g ⊙ h)O_i‖ ≤ ‖h‖‖O_i‖ is all that is left. Without a softmax there are ``keys`` weights of at
+    most R²‖Θ_i‖ each, or as many divided by their number.
     """
+    if isinstance(layer, AttentionLayer) and layer.linear:
+        sizes = [torch.linalg.matrix_norm(part.double().cpu(), 2) for part in (layer.Theta, layer.W)]
+        c = 0.0 if layer.offset is None else float(layer.offset.double().norm())
+        return float(R**3 * (sizes[0] * sizes[1]).sum()) * (1 if layer.scores == "linear/k" else keys) + c
     if isinstance(layer, AttentionLayer):
         W, own = layer.W.cpu(), torch.zeros(1, dtype=torch.float64)
         offset = own if layer.offset is None else layer.offset.cpu()

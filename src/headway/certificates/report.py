@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway.certificates import linear
 from headway.certificates.factors import triangle, unknowns
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, NAME, identifiability
@@ -51,9 +52,10 @@ def certify(
     rank; for large layers by at most ``steps`` of Lanczos' method. distance to the truth: the exact solution is
     within ``tolerance``. error bars: expected errors under noise. non-degeneracy: the first paper's conditions.
     A layer in factors, of any form, gets the same claims: identifiability is then about all its factors, up to what
-    the form leaves free, and the last three stay undecided unless its scores are plain. Each claim holds, does not,
-    or is undecided. ``seen`` is what the layer was learned from: the examples, or their ``hashes()``, and a single
-    sequence of them is refused; or their ``digest()``, and only all of them are.
+    the form leaves free, and the last three stay undecided unless its scores are plain. Of linear scores it is
+    about the operator, one more claim says whether fewer heads could compute it, and the last three stay undecided.
+    Each claim holds, does not, or is undecided. ``seen`` is what the layer was learned from: the examples, or their
+    ``hashes()``, and a single sequence of them is refused; or their ``digest()``, and only all of them are.
 
     Without those bounds the mean is that of errors cut off at a stated size, and the part beyond it is bounded.
     Held-out claims hold at every number of examples: ``so_far`` is an earlier certificate of the same layer, to
@@ -91,7 +93,9 @@ def certify(
               mean_claim(found, confidence, mean_tolerance, teacher_bound, token_bound, aside)]
     claims = [claim if claim.holds == Verdict.YES else replace(claim, reason=claim.reason + noise)
               for claim in claims]
-    if isinstance(layer, AttentionLayer):
+    if isinstance(layer, AttentionLayer) and layer.linear:
+        claims += linear.claims(layer, examples, sequences)
+    elif isinstance(layer, AttentionLayer):
         claims += _of_matrices(layer, examples, sequences, confidence, draw, steps, tolerance)
     else:
         claims += _of_factors(layer.to(torch.float64), examples, sequences, confidence, draw, steps, tolerance)

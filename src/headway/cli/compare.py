@@ -50,7 +50,8 @@ def compare(
     if pairs is not None:
         _show(pairs)
     if figure is not None and pairs is None:
-        err.print("No figure: layers of two forms have no heads to set side by side.", markup=False)
+        err.print("No figure: layers of two forms, or of linear scores, have no heads to set side by side.",
+                  markup=False)
     elif figure is not None:
         from headway.report import figures
 

@@ -10,7 +10,7 @@ import typer
 from headway.cli.console import Board, Json, board, given, number_or, watch
 from headway.cli.ranks import again, device_of, group
 from headway.cli.show import tell
-from headway.core.names import FORMS, METHODS, SEARCHES
+from headway.core.names import FORMS, LINEAR, METHODS, SEARCHES
 
 if TYPE_CHECKING:
     from headway.core.forms import Form
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 OPTIONS = ("heads", "method", "form", "rank", "seconds", "seed", "device")  # of every learner
 OWN = ("search", "polish", "truth", "max_heads", "starts", "limit")  # of one or another
-KINDS = ("How scores come about: plain; auto, which finds out; the path of a stored layer of that form; or parts "
+WHOLE = ("auto", *LINEAR)  # forms that are one word, and no Form
+KINDS = ("How scores come about: plain; auto, which finds out; linear, without a softmax; linear/k, divided by the "
+         "number of keys as well; the path of a stored layer of that form; or parts "
          "joined by +, such as rotary:base=500000,layout=pairs+causal. Parts: " + ", ".join(FORMS) + ".")
 
 
@@ -60,7 +62,7 @@ def learn(
         "rank": None if rank == "none" else number_or("rank", rank, "auto"), "seconds": seconds, "seed": seed,
         "device": device}
     if form != "plain":
-        options["form"] = form if form == "auto" else words.data_of(words.form_of(form))
+        options["form"] = form if form in WHOLE else words.data_of(words.form_of(form))
     own = {"search": search, "polish": polish, "truth": None if truth is None else str(truth),
            "max_heads": max_heads, "starts": starts, "limit": limit}
     options |= {name: own[name] for name in given(context, *OWN)}
@@ -138,7 +140,7 @@ def _form(data: Any, learner: dict[str, Any]) -> Form | str:
         if (name, value) != ("method", "auto"):
             checks.refuse(f"--{name.replace('_', '-')}", "nothing with --form: all forms are learned alike",
                           repr(value), "leave it out, or --form plain")
-    return data if data == "auto" else form_from(data)
+    return data if data in WHOLE else form_from(data)
 
 
 def _learner(words: dict[str, Any]) -> Settings:

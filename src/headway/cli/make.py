@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.console import Json, err, given, progress, say
+from headway.core.names import SCORES
 
 if TYPE_CHECKING:
     from headway.core.examples import Examples
     from headway.core.factored import FactoredLayer
     from headway.core.layer import AttentionLayer
 
+KINDS = "Of the scores: " + ", ".join(SCORES) + " (without a softmax; divided by the number of keys)."
 STORED = 1_000_000_007  # apart from the seeds of inputs that are drawn with their layer
-DRAWN = ("heads", "width", "scale", "rank", "key_bias", "offset", "causal", "dtype")  # what a random layer is given
+# What a random layer is given.
+DRAWN = ("heads", "width", "scale", "rank", "key_bias", "offset", "causal", "scores", "dtype")
 
 
 def make(
@@ -32,6 +35,7 @@ def make(
     key_bias: Annotated[bool, typer.Option("--key-bias", help="Give every head a key bias.")] = False,
     offset: Annotated[bool, typer.Option("--offset", help="Add a constant to the outputs.")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="Queries see earlier tokens only.")] = False,
+    scores: Annotated[str, typer.Option(help=KINDS)] = "softmax",
     law: Annotated[str, typer.Option(help="boolean, gaussian, or a safetensors file with one matrix.")] = "boolean",
     noise: Annotated[float, typer.Option(help="Label noise relative to the labels' root mean square.")] = 0.0,
     shards: Annotated[int, typer.Option(help="Files to write.")] = 1,
@@ -61,7 +65,7 @@ def make(
     else:
         truth = hw.AttentionLayer.random(
             heads=heads, width=width, scale=scale, rank=rank, key_bias=key_bias, offset=offset,
-            mask="causal" if causal else "none", seed=seed, dtype=kind)
+            mask="causal" if causal else "none", scores=scores, seed=seed, dtype=kind)
     sizes = even(count, shards)
     # Fresh examples of a stored layer must not be those it came with, whatever the seeds.
     inputs = seed + 1 if layer is None else seed + STORED
@@ -81,16 +85,23 @@ def count(
     out_width: Annotated[int | None, typer.Option(help="Features of an output row; default: the width.")] = None,
     rank: Annotated[int | None, typer.Option(help="Rank of the attention matrices; default: full.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Queries see earlier tokens only.")] = False,
+    scores: Annotated[str, typer.Option(help=KINDS)] = "softmax",
     as_json: Json = False,
 ) -> None:
     """How many examples does a layer of this size take? Its unknowns against the equations that sequences give."""
     from headway.core import checks
-    from headway.core.counting import Size
+    from headway.core.counting import LinearSize, Size
 
     checks.whole("heads", heads)
     d, k = checks.whole("width", width), checks.whole("length", length, 2)
     e = d if out_width is None else checks.whole("out-width", out_width)
-    size = Size(d, e, k, "causal" if causal else "none", None if rank is None else checks.whole("rank", rank, 1, d))
+    mask = "causal" if causal else "none"
+    size: Size | LinearSize = Size(d, e, k, mask, None if rank is None else checks.whole("rank", rank, 1, d))
+    if checks.choice("--scores", scores, SCORES) != "softmax":
+        if rank is not None:
+            checks.refuse("--rank", "nothing with linear scores, whose heads have no rank of their own", rank,
+                          "leave it out")
+        size = LinearSize(d, e, k, mask)
     floor, unknowns = size.floor(heads), size.unknowns(heads)
     err.print(f"{heads} head{'s' * (heads > 1)} of width {d}: {unknowns:,} unknowns. Below {floor:,} sequences of "
               f"{k} tokens nothing can tell them; {3 * floor:,} are usually enough, {6 * floor:,} always were.")

@@ -113,9 +113,13 @@ def told(
     """The story of a run for people, and what a program is told of it."""
     import headway as hw
 
-    match = hw.match(fit.layer, truth) if truth is not None else None
+    linear = any(isinstance(one, hw.AttentionLayer) and one.linear for one in (fit.layer, truth))
+    match = hw.match(fit.layer, truth) if truth is not None and not linear else None
     err.print(fit.status.sentence, style="bold", markup=False)
-    _heads(fit.layer, truth, match)
+    _heads(fit.layer, None if linear else truth, match)
+    beside = hw.compare(fit.layer, truth) if truth is not None and linear else None
+    if beside is not None:
+        err.print(f"Beside the true layer: {beside}", markup=False)
     if match is not None and match.missing:
         err.print(f"Missing: true head {', '.join(str(i + 1) for i in match.missing)}.")
     for group in fit.stats.get("key_groups", ()):
@@ -134,7 +138,7 @@ def told(
         "missing": match.missing, "excess": match.excess}
     return {"run": str(folder), "status": fit.status.kind, "sentence": fit.status.sentence,
             "numbers": dict(fit.status.numbers), "stats": dict(fit.stats), "ranks": fit.stats.get("ranks", 1),
-            "match": found,
+            "match": found, **({} if beside is None else {"same": beside.same, "operators": beside.largest}),
             **({} if page is None else {"report": str(page)})}
 
 

@@ -67,6 +67,23 @@ def softmax(S: Tensor, see: Tensor | None) -> Tensor:
     return torch.softmax(S, dim=3)
 
 
+def linear_weight(X: Tensor, see: Tensor | None, mean: bool) -> Tensor | None:
+    """What multiplies linear scores: 1 for a key in sight and 0 for others, divided by their number if ``mean``;
+    (1 or n, k, k), None where it is 1 everywhere."""
+    if mean:
+        return uniform(X, see)[:, :, 0]
+    return None if see is None else see.to(X.dtype)
+
+
+def linear_patterns(X: Tensor, Theta: Tensor, weight: Tensor | None) -> Tensor:
+    """Scores x_aᵀΘ_i x_b as they are, weighted: what stands where softmax attention has its patterns."""
+    return weighted(scores(X, Theta), weight)
+
+
+def weighted(S: Tensor, weight: Tensor | None) -> Tensor:
+    return S if weight is None else S * weight.unsqueeze(2)
+
+
 def uniform(X: Tensor, see: Tensor | None = None) -> Tensor:
     """The pattern of Θ = 0: equal weight on every key in sight, (n, k, 1, k)."""
     n, k, _ = X.shape

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.core import attention, checks
-from headway.core.layer import AttentionLayer
+from headway.core.layer import AttentionLayer, of_softmax
 
 if TYPE_CHECKING:
     from headway.core.factored import FactoredLayer
@@ -217,7 +217,8 @@ def _plain(
     if not isinstance(held, AttentionLayer) and not hasattr(held, "dense"):
         hint = "headway.from_torch(module)" if isinstance(held, nn.Module) else "a layer, or the fit that holds it"
         checks.refuse("layer", "an AttentionLayer or a FactoredLayer", type(held).__name__, hint)
-    dense: AttentionLayer = held if isinstance(held, AttentionLayer) else held.dense()
+    dense: AttentionLayer = (of_softmax("layer", held, "the layer itself, which is a function of X")
+                             if isinstance(held, AttentionLayer) else held.dense())
     if tolerance is not None:
         return dense, checks.number("tolerance", tolerance)
     eps = torch.finfo(dense.Theta.dtype).eps

@@ -27,7 +27,7 @@ from headway.core.examples import BLOCK, Examples
 from headway.core.factored import FactoredLayer
 from headway.core.forms import Form, Normed, Sight
 from headway.core.freedom import blocks, key_bias_shows, value_bias_shows
-from headway.core.layer import AttentionLayer
+from headway.core.layer import AttentionLayer, of_softmax
 from headway.core.positions import OffsetTable, Slope
 
 STILL = "not turned"
@@ -101,6 +101,14 @@ def visited(on: Examples) -> Visited:
     return Visited(U, U if on.key_width is None else _span(grams[1]))
 
 
+def visited_about_zero(on: Examples) -> Tensor:
+    """An orthonormal basis (d, r) of what the tokens themselves visit, without a constant beside them."""
+    gram: Any = 0.0
+    for batch in on.batches(BLOCK):
+        gram = gram + _moments(batch.X, batch.padding)[:-1, :-1]
+    return _span(gram)
+
+
 def _moments(X: Tensor, padding: Tensor | None) -> Tensor:
     """Σ [x; 1][x; 1]ᵀ over the tokens that count."""
     rows = X.double().cpu() if padding is None else X[~padding].double().cpu()
@@ -126,6 +134,7 @@ def as_factored(layer: AttentionLayer | FactoredLayer) -> FactoredLayer:
     if not isinstance(layer, AttentionLayer):
         checks.refuse("layer", "a headway.AttentionLayer or headway.FactoredLayer", type(layer).__name__,
                       "headway.from_torch(module), or headway.compare, which takes modules and files")
+    of_softmax("layer", layer)
     m, d = layer.heads, layer.width
     u = layer.Theta.new_zeros(m, d) if layer.key_bias is None else layer.key_bias
     eye = torch.cat([torch.eye(d).to(layer.Theta), layer.Theta.new_zeros(1, d)]).unsqueeze(0)

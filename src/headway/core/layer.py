@@ -1,4 +1,4 @@
-"""The layer F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ as a frozen object."""
+"""The layer F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ as a frozen object; softmax or none."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headway.core import attention, checks
+from headway.core import attention, checks, operator
 from headway.core.files import read_tensors, write_tensors
+from headway.core.names import SCORES
 
 if TYPE_CHECKING:
     from headway.core.factored import FactoredLayer
 
 MASKS = ("none", "causal")
 KIND = "headway-layer-1"
+LINEAR = "headway-linear-1"
 FACTORED = "headway-factored-1"
 
 
@@ -29,6 +31,10 @@ class AttentionLayer:
     Theta (m, d, d): attention matrices, query on the left. W (m, d, e): value and output maps merged.
     key_bias (m, d), optional: adds u_i·x_b to the score of key b. offset (e,), optional: c.
     mask: "none" or "causal"; padding belongs to the sequences and is given with them.
+    scores: "softmax"; "linear", where scores are used as they are, F(X) = Σ_i (XΘ_iXᵀ ∘ mask) X W_i + 1cᵀ; or
+    "linear/k", where they are divided by the number of keys in sight. What a linear layer computes is one operator,
+    Σ_i vec(Θ_i)vec(W_i)ᵀ in its part symmetric in the two inner indices: its heads may be mixed by any invertible
+    matrix, so nothing that is about single heads takes such a layer. It has no key bias.
 
     >>> layer = AttentionLayer.random(heads=2, width=4, seed=0)
     >>> layer(torch.ones(3, 5, 4, dtype=torch.float64)).shape
@@ -40,6 +46,7 @@ class AttentionLayer:
     key_bias: Tensor | None = None
     offset: Tensor | None = None
     mask: str = "none"
+    scores: str = "softmax"
 
     def __post_init__(self) -> None:
         Theta, W = checks.floating("Theta", self.Theta), checks.floating("W", self.W)
@@ -61,6 +68,14 @@ class AttentionLayer:
             if value.dtype != Theta.dtype:
                 checks.refuse(name, f"dtype {Theta.dtype}, as Theta", value.dtype, f"{name}.to(Theta)")
         checks.choice("mask", self.mask, MASKS)
+        if checks.choice("scores", self.scores, SCORES) != "softmax" and self.key_bias is not None:
+            checks.refuse("key_bias", f"None with scores={self.scores!r}", "a key bias",
+                          "tokens with a constant 1 as one more feature, whose row of Theta does the same")
+
+    @property
+    def linear(self) -> bool:
+        """Whether its scores go without a softmax."""
+        return self.scores != "softmax"
 
     @property
     def heads(self) -> int:
@@ -77,16 +92,23 @@ class AttentionLayer:
     @property
     def augmented(self) -> Tensor:
         """[Θ_i; u_iᵀ], (m, d + 1, d); Θ itself when there is no key bias."""
+        of_softmax("layer", self)
         return attention.augment(self.Theta, self.key_bias)
 
     def __call__(self, X: Any, padding: Tensor | None = None) -> Tensor:
         """F(X) for X of shape (n, k, d) or (k, d). Boolean tokens may be int8: they take Θ's dtype."""
         X, see, single = self._read(X, padding)
-        Y = attention.forward(X, self.augmented, self.W, self.offset, see)
+        if self.linear:
+            weight = attention.linear_weight(X, see, self.scores == "linear/k")
+            H = attention.attend(attention.linear_patterns(X, self.Theta, weight), X)
+            Y = attention.project(H, self.W, self.offset)
+        else:
+            Y = attention.forward(X, self.augmented, self.W, self.offset, see)
         return Y[0] if single else Y
 
     def patterns(self, X: Any, padding: Tensor | None = None) -> Tensor:
         """P_i = softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask): (n, m, k, k), or (m, k, k) for one sequence."""
+        of_softmax("layer", self)
         X, see, single = self._read(X, padding)
         P = attention.patterns(X, self.augmented, see).transpose(1, 2)
         return P[0] if single else P
@@ -113,8 +135,12 @@ class AttentionLayer:
 
         Heads i, j are equal when ‖(Θ, u)_i − (Θ, u)_j‖ ≤ tolerance · the larger norm (their W add up);
         a head is dead when ‖W_i‖ ≤ tolerance · the largest. Loudness is ‖(Θ, u)_i‖·‖W_i‖. The last
-        head is never dropped.
+        head is never dropped. Of a linear layer: heads from the singular vectors of Σ_i vec(Θ_i)vec(W_i)ᵀ, as
+        many as singular values above ``tolerance`` · the largest; a choice among all heads that do the same.
         """
+        if self.linear:
+            Theta, W = operator.canonical(self.Theta, self.W, tolerance)
+            return replace(self, Theta=Theta, W=W)
         A, W = self.augmented, self.W
         groups: list[list[int]] = []
         for i in range(self.heads):
@@ -147,6 +173,7 @@ class AttentionLayer:
         key_bias: bool = False,
         offset: bool = False,
         mask: str = "none",
+        scores: str = "softmax",
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
     ) -> AttentionLayer:
@@ -173,19 +200,21 @@ class AttentionLayer:
         u = normal(m, d)
         u *= scale / (2 * u.norm(dim=1, keepdim=True))
         c = normal(e)
-        layer = cls(Theta, W, u if key_bias else None, c if offset else None, mask)
+        layer = cls(Theta, W, u if key_bias else None, c if offset else None, mask, scores)
         return layer if dtype == torch.float64 else layer.to(dtype)
 
     def __repr__(self) -> str:
         extras = [name for name in ("key_bias", "offset") if getattr(self, name) is not None]
         extras += [self.mask] if self.mask != "none" else []
+        extras += [f"{self.scores} scores"] if self.linear else []
         tail = f", with {', '.join(extras)}" if extras else ""
         return f"AttentionLayer({self.heads} heads, width {self.width} → {self.out_width}{tail})"
 
 
 def save_layer(path: str | os.PathLike[str], layer: AttentionLayer | FactoredLayer) -> None:
     if isinstance(layer, AttentionLayer):
-        write_tensors(Path(path), layer.tensors(), {"kind": KIND, "mask": layer.mask})
+        own = {"kind": LINEAR, "scores": layer.scores} if layer.linear else {"kind": KIND}
+        write_tensors(Path(path), layer.tensors(), {**own, "mask": layer.mask})
     else:
         write_tensors(Path(path), *layer.stored())
 
@@ -203,19 +232,31 @@ def load_layer(path: str | os.PathLike[str]) -> AttentionLayer | FactoredLayer:
         checks.refuse(str(path), "tensors Theta, W and optionally key_bias, offset", f"{sorted(tensors)[:4]}{more}",
                       "a layer.safetensors written by headway; layer 3 of a model's file is FILE:3 for headway "
                       "compare, headway.from_checkpoint(FILE, 3) in Python")
-    return AttentionLayer(**tensors, mask=meta.get("mask", "none"))
+    linear = meta.get("kind") == LINEAR
+    return AttentionLayer(**tensors, mask=meta.get("mask", "none"),
+                          scores=meta.get("scores", "") if linear else "softmax")
 
 
 def load_plain(path: str | os.PathLike[str]) -> AttentionLayer:
     """The layer stored there, its factors multiplied out; other than plain scores are refused."""
     layer = load_layer(path)
     if isinstance(layer, AttentionLayer):
-        return layer
+        return of_softmax(str(path), layer)
     try:
         return layer.dense()
     except checks.InputError:
         return checks.refuse(str(path), "a layer of plain scores, which has one matrix a head", repr(layer),
                              "a layer of that kind")
+
+
+def of_softmax(
+    name: str, layer: AttentionLayer, hint: str = "headway.compare, which knows such layers"
+) -> AttentionLayer:
+    """The layer, unless its scores are linear: then what asks for it is about single heads or about patterns."""
+    if layer.linear:
+        checks.refuse(name, "softmax scores, with which a layer has patterns and determines each of its heads",
+                      f"{layer.scores} scores, with which only the sum of all heads is determined", hint)
+    return layer
 
 
 def tokens(name: str, X: Any, width: int, dtype: torch.dtype) -> tuple[Tensor, bool]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.core import checks, gauge
 from headway.core.examples import Examples
 from headway.core.factored import FactoredLayer
-from headway.core.layer import AttentionLayer
+from headway.core.layer import AttentionLayer, of_softmax
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def match(
             checks.refuse("learned", "a layer of the truth's form", strange,
                           "headway.compare, which says what differs")
         return match_heads(gauge.heads_of(one, on), gauge.heads_of(other, on))
+    of_softmax("learned", learned)
+    of_softmax("truth", truth)
     if (learned.width, learned.out_width) != (truth.width, truth.out_width):
         checks.refuse("learned", f"width {truth.width} → {truth.out_width}, as the truth",
                       f"{learned.width} → {learned.out_width}", "compare layers of one shape")

@@ -22,7 +22,7 @@ from headway.core.layer import AttentionLayer
 
 KIND = "headway-held-out-1"
 NUMBERS = ("deviation", "widest", "row_bound", "row_offset")
-WORDS = (*NUMBERS, "boolean", "out_width", "tokens", "first", "layer")
+WORDS = (*NUMBERS, "boolean", "out_width", "tokens", "first", "layer", "degree")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,6 +40,7 @@ class Errors:
     first: int = 0  # how many sequences ``deviation`` is of
     layer: str = ""  # ``fingerprint`` of the layer whose errors they are
     hashes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,) of the sequences
+    degree: int = 1  # the power of the tokens' length with which rows grow: 3 without a softmax
 
     def __len__(self) -> int:
         return len(self.each)
@@ -55,7 +56,8 @@ class Errors:
     def longest(self, R: float) -> float:
         """No output row of the layer is longer, for tokens (keys) no longer than R: ``row_bound`` grows as they
         do."""
-        return (self.row_bound - self.row_offset) * R / max(self.widest, 1e-300) + self.row_offset
+        longer = (R / max(self.widest, 1e-300)) ** self.degree
+        return (self.row_bound - self.row_offset) * longer + self.row_offset
 
     def stored(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Tensors and words of a file; ``restored`` is the other way round."""
@@ -86,13 +88,14 @@ def _sound(about: Mapping[str, Any], n: int) -> bool:
                 for value in numbers) and about["deviation"] > 0
             and type(about["boolean"]) is bool and type(about["out_width"]) is int and about["out_width"] > 0
             and type(about["first"]) is int and 0 < about["first"] <= n
-            and about["tokens"] in ("tokens", "keys") and isinstance(about["layer"], str))
+            and about["tokens"] in ("tokens", "keys") and isinstance(about["layer"], str)
+            and type(about["degree"]) is int and about["degree"] in (1, 3))
 
 
 def fingerprint(layer: AttentionLayer | FactoredLayer) -> str:
     """SHA-256 over what the layer computes with, in float64: whether errors are those of this very layer."""
-    form = {"mask": layer.mask} if isinstance(layer, AttentionLayer) else {
-        "form": layer.form.settings(), "cross": layer.cross}
+    form: dict[str, Any] = {"form": layer.form.settings(), "cross": layer.cross} if isinstance(
+        layer, FactoredLayer) else {"mask": layer.mask, **({"scores": layer.scores} if layer.linear else {})}
     sha = hashlib.sha256(json.dumps(form, sort_keys=True).encode())
     own = {} if isinstance(layer, AttentionLayer) or layer.positions is None else {"positions": layer.positions}
     for name, value in sorted({**layer.tensors(), **own}.items()):

@@ -61,7 +61,7 @@ class Fit:
     @property
     def factors(self) -> Factors | None:
         """The heads as thin factors where a low rank of Θ_i and W_i was found and used; None elsewhere."""
-        if not isinstance(self.layer, AttentionLayer):
+        if not isinstance(self.layer, AttentionLayer) or self.layer.linear:
             return None
         rank, out_rank = self.stats.get("rank"), self.stats.get("out_rank")
         return None if rank is None or out_rank is None else factored(self.layer, rank, out_rank)

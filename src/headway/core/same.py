@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core import causes, checks, gauge, inputs, sides
+from headway.core import causes, checks, gauge, inputs, operator, sides
 from headway.core.examples import Examples
 from headway.core.factored import FactoredLayer
 from headway.core.layer import AttentionLayer
@@ -73,7 +73,7 @@ def compare(
     ``heads`` where the file does not say), or any function of X (n, k, d). Where the weights of both are known they
     decide: equal heads merged, dead ones dropped, heads paired, all that inputs and outputs can show of a head
     compared relative to its own size, free of gauge. Elsewhere both answer fresh inputs, and "same" is said of
-    those.
+    those. Two layers of linear scores are one function if their operators agree, whatever their heads.
 
     Where they differ, known mistakes (``headway.core.causes.CAUSES``) are made with one side, one after the other
     and then in pairs; the cause is one that makes the difference vanish. ``example`` is the input, of those tried
@@ -99,6 +99,9 @@ def compare(
         if a.layer is not None and b.layer is not None:
             found = _by_weights(a, b, TOLERANCE if tolerance is None else tolerance, on)
             return found if found.same else _explained(found, a, b, on, width, seed)
+        if a.linear is not None and b.linear is not None:
+            found = _by_operators(a.linear, b.linear, TOLERANCE if tolerance is None else tolerance, on)
+            return found if found.same else _shown(found, a, b, on, width, seed)
         tried = _tried(a, b, on, width, seed)
         one, other = (side(tried[0].one(0)).shape[2] for side in (a, b))
         if one != other:
@@ -159,6 +162,53 @@ def _by_weights(a: Side, b: Side, tolerance: float, on: Examples | None) -> Comp
         where += f", not {', '.join(map(str, moved))}" if 0 < len(moved) < 9 else ""
     placed = whole[0].count == whole[1].count and max(max(part) for part in gauge.errors(*whole)) <= tolerance
     return Comparison(same, largest, where, found, _kind(same, placed or list(found.order) == sorted(found.order)))
+
+
+def _by_operators(a: AttentionLayer, b: AttentionLayer, tolerance: float, on: Examples | None) -> Comparison:
+    """Layers of linear scores: what they compute is one operator each, whatever their heads."""
+    one, other = ((layer.width, layer.out_width) for layer in (a, b))
+    if one != other:
+        checks.refuse("layer_a", "width {} → {}, as the other".format(*other), "{} → {}".format(*one),
+                      "compare layers of one width")
+    heads = [(layer.Theta, layer.W) for layer in (a, b)]
+    if on is not None:
+        if on.width != a.width:
+            checks.refuse("on", f"examples of width {a.width}", f"width {on.width}",
+                          "examples of this layer's inputs")
+        U = gauge.visited_about_zero(on)
+        heads = [(U.mT @ Theta @ U, U.mT @ W) for Theta, W in heads]
+    far, (p, q, r, s) = operator.distance(*heads)
+    zero = a.W.new_zeros(a.out_width)
+    c, own = (zero if layer.offset is None else layer.offset for layer in (a, b))
+    size = max(float(c.norm()), float(own.norm()), *(operator.norm(*part) for part in heads))
+    shifted = float((c - own).norm()) / size if size > 0 else 0.0
+    silent = max(operator.norm(*part) for part in heads) == 0
+    unlike = [words for words, differ in (
+        (f"mask {a.mask!r} against {b.mask!r}", a.mask != b.mask),
+        (f"{a.scores} scores against {b.scores}", a.scores != b.scores)) if differ and not silent]
+    if unlike:
+        return Comparison(False, math.inf, "; ".join(unlike), None, "differs")
+    largest = max(far, shifted)
+    same = largest <= tolerance
+    ranks = [len(operator.canonical(*part)[0]) for part in heads]
+    counts = f"{a.heads} head{'s' * (a.heads != 1)} and {b.heads}"
+    if same:
+        where = (f"{counts} of linear scores are one operator, of rank {ranks[0]}, to {largest:.1e} of its size; "
+                 "single heads are not determined")
+    else:
+        entry = f", most at features {p + 1}, {q + 1}, {r + 1} to output {s + 1}" if on is None else ""
+        where = (f"the operators, of rank {ranks[0]} and {ranks[1]}, differ by {far:.1e} of their size{entry}"
+                 if far >= shifted else f"the offsets differ by {shifted:.1e} of what the layers compute")
+    return Comparison(same, largest, where, None, KINDS[0] if same else KINDS[2])
+
+
+def _shown(found: Comparison, a: Side, b: Side, on: Examples | None, width: int | None, seed: int) -> Comparison:
+    """With the input that shows it most."""
+    tried = _tried(a, b, on, width, seed)
+    if max(float(inputs.gaps(a, b, part).max()) for part in tried) <= UNSEEN:
+        return found
+    example, difference = inputs.worst(a, b, tried, on, seed)
+    return replace(found, difference=difference, example=example.X[0])
 
 
 def _elsewhere(a: FactoredLayer, b: FactoredLayer) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.core import checks
+from headway.core import attention, checks
 from headway.core.checkpoints import factors_from_checkpoint
 from headway.core.convert import as_function
 from headway.core.factored import FactoredLayer
@@ -32,7 +32,8 @@ CHECKPOINT = re.compile(r"(.+):(\d+)")
 class Side:
     """A function on inputs, with its weights (float64, on the CPU) where they are known.
 
-    dense: the layer itself where it was given as Θ and W. stored: the dtype of its weights; taken: that in which a
+    dense: the layer itself where it was given as Θ and W. A layer of linear scores answers as a function does, and
+    is kept as ``linear``. stored: the dtype of its weights; taken: that in which a
     function was asked, once it was.
     """
 
@@ -42,6 +43,7 @@ class Side:
     box: Callable[[Inputs], Tensor] | None = None
     width: int | None = None
     taken: Sequence[torch.dtype] = ()
+    linear: AttentionLayer | None = None  # where it was given and its scores are linear: it has no factors
 
     @property
     def rounding(self) -> float:
@@ -85,8 +87,26 @@ def layer_at(place: str | os.PathLike[str], heads: int | None = None) -> Layer:
 
 
 def _known(layer: Layer) -> Side:
+    if isinstance(layer, AttentionLayer) and layer.linear:
+        return _linear(layer)
     whole = as_factored(layer).to("cpu")
     return Side(whole.to(torch.float64), layer if isinstance(layer, AttentionLayer) else None, whole.query.dtype)
+
+
+def _linear(layer: AttentionLayer) -> Side:
+    own = layer.to("cpu").to(torch.float64)
+
+    def answers(inputs: Inputs) -> Tensor:
+        if inputs.Z is not None:
+            checks.refuse("layer", "sequences that are their own keys, with linear scores",
+                          "keys of another sequence", "a layer in factors with cross=True")
+        X = inputs.X.double()  # the layer itself would cut the gradient
+        see = attention.allowed(X, own.mask, inputs.padding)
+        weight = attention.linear_weight(X, see, own.scores == "linear/k")
+        H = attention.attend(attention.linear_patterns(X, own.Theta, weight), X)
+        return attention.project(H, own.W, own.offset)
+
+    return Side(None, None, layer.Theta.dtype, answers, layer.width, (torch.float64,), own)
 
 
 def _module(module: nn.Module, path: str | None) -> Side:

@@ -15,7 +15,7 @@ import torch
 from headway.core import checks
 from headway.core.forms import Form
 from headway.core.gauge import as_factored
-from headway.core.layer import load_layer
+from headway.core.layer import AttentionLayer, load_layer, of_softmax
 from headway.core.positions import OffsetTable, Slope
 
 STORED = ".safetensors"
@@ -45,13 +45,16 @@ def form_of(text: str) -> Form:
     'rotary scores, base 10,000, pairs; causal'
     """
     if text.endswith(STORED):
-        return as_factored(load_layer(Path(text))).form
+        stored = load_layer(Path(text))
+        if isinstance(stored, AttentionLayer):
+            of_softmax("--form", stored, f"--form {stored.scores}")
+        return as_factored(stored).form
     said: dict[str, dict[str, Any]] = {}
     for part in text.split("+"):
         name, _, rest = part.strip().partition(":")
         if name not in PARTS:
-            checks.refuse("--form", f"plain, auto, the path of a stored layer (it ends in {STORED}), or some of "
-                          f"{', '.join(PARTS)} joined by +", repr(text), EXAMPLE)
+            checks.refuse("--form", "plain, auto, linear, linear/k, the path of a stored layer (it ends in "
+                          f"{STORED}), or some of {', '.join(PARTS)} joined by +", repr(text), EXAMPLE)
         if name in said:
             checks.refuse("--form", f"{name} once", f"twice in {text!r}", EXAMPLE)
         said[name] = _settings(name, rest)

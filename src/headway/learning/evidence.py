@@ -160,33 +160,13 @@ def parts_of(found: dict[str, Tensor], generator: torch.Generator) -> dict[str, 
 
 
 def _linear_probes(source: Source, best: Candidate, generator: torch.Generator) -> dict[str, Features]:
-    k, d, m = source.examples.length, source.d, best.heads
+    d, m = source.d, best.heads
     G = torch.randn((m + 2) * d, CURVED, generator=generator) / math.sqrt((m + 2) * d)
     shift = torch.randn(CURVED, generator=generator)
 
-    def mean(rows: Rows) -> Tensor:
-        return attention.attend(attention.uniform(rows.X, rows.see), rows.X).squeeze(2)
-
-    def token(rows: Rows) -> Tensor:
-        return torch.cat([rows.X, mean(rows)], dim=2)
-
-    def position(rows: Rows) -> Tensor:
-        bins = torch.arange(k, device=rows.X.device) * min(k, 64) // k
-        return torch.nn.functional.one_hot(bins).to(rows.X).expand(len(rows.X), -1, -1)
-
-    def neighbours(rows: Rows) -> Tensor:
-        X = rows.X if rows.valid is None else rows.X * rows.valid
-        before, after = torch.zeros_like(X), torch.zeros_like(X)
-        before[:, 1:], after[:, :-1] = X[:, :-1], X[:, 1:]
-        return torch.cat([before, after], dim=2)
-
-    def size(rows: Rows) -> Tensor:
-        norm = rows.X.square().mean(2, keepdim=True)
-        return torch.cat([norm, norm * rows.X, mean(replace(rows, X=norm))], dim=2)
-
     def curved(rows: Rows) -> Tensor:
         H = attention.attend(attention.patterns(rows.X, best.Theta.to(rows.X), rows.see), rows.X)
-        every = torch.cat([rows.X, mean(rows), H.flatten(2)], dim=2)
+        every = torch.cat([of_token(rows), H.flatten(2)], dim=2)
         return torch.relu(every @ G.to(every) + shift.to(every))
 
     def sharpness(rows: Rows) -> Tensor:
@@ -202,8 +182,38 @@ def _linear_probes(source: Source, best: Candidate, generator: torch.Generator) 
         return H if H.shape[2] <= SHARP else H @ few.to(H)
 
     few = torch.randn(4 * m * d, SHARP, generator=generator) / math.sqrt(4 * m * d)
-    return {"token": token, "position": position, "neighbours": neighbours, "size": size, "curved": curved,
-            "sharpness": sharpness}
+    return {**ANY, "curved": curved, "sharpness": sharpness}
+
+
+def mean_of(rows: Rows) -> Tensor:
+    """Of the keys in sight."""
+    return attention.attend(attention.uniform(rows.X, rows.see), rows.X).squeeze(2)
+
+
+def of_token(rows: Rows) -> Tensor:
+    return torch.cat([rows.X, mean_of(rows)], dim=2)
+
+
+def of_place(rows: Rows) -> Tensor:
+    k = rows.X.shape[1]
+    bins = torch.arange(k, device=rows.X.device) * min(k, 64) // k
+    return torch.nn.functional.one_hot(bins).to(rows.X).expand(len(rows.X), -1, -1)
+
+
+def of_neighbours(rows: Rows) -> Tensor:
+    X = rows.X if rows.valid is None else rows.X * rows.valid
+    before, after = torch.zeros_like(X), torch.zeros_like(X)
+    before[:, 1:], after[:, :-1] = X[:, :-1], X[:, 1:]
+    return torch.cat([before, after], dim=2)
+
+
+def of_size(rows: Rows) -> Tensor:
+    norm = rows.X.square().mean(2, keepdim=True)
+    return torch.cat([norm, norm * rows.X, mean_of(replace(rows, X=norm))], dim=2)
+
+
+# Features of inputs alone, whatever the layer.
+ANY: dict[str, Features] = {"token": of_token, "position": of_place, "neighbours": of_neighbours, "size": of_size}
 
 
 def by_rule(first: list[Rows], second: list[Rows], features: Features) -> Tensor:

@@ -97,7 +97,8 @@ def everywhere(
                 "seed": fit.seed}, fit.layer.tensors()
 
     said, tensors = group.led(found)
-    layer = AttentionLayer(**{name: part.to(device) for name, part in tensors.items()}, mask=said.pop("mask"))
+    parts: dict[str, Any] = {name: part.to(device) for name, part in tensors.items()}
+    layer = AttentionLayer(**parts, mask=said.pop("mask"))
     return Fit(layer, Status(**said.pop("status")), said["stats"], tuple(said["trace"]), said["settings"],
                said["seed"])
 

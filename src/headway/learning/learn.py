@@ -17,13 +17,15 @@ import torch
 from headway.core import checks
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.forms import Form
-from headway.core.names import BASELINES
+from headway.core.layer import of_softmax
+from headway.core.names import BASELINES, LINEAR
 from headway.core.results import Fit, NotLearnedError
 from headway.core.words import data_of, form_from
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
 from headway.learning.formed_learn import Clock, Wanted, learn_form
 from headway.learning.kept import everywhere, finish, kept_in, with_ranks
+from headway.learning.linear_verdict import learn_linear
 from headway.learning.loop import Asked, Loop, Progress
 from headway.learning.parts import Parted
 from headway.learning.settings import Auto, Sculpt, Settings, resolved
@@ -67,7 +69,9 @@ def learn(
     windows, caps, sinks, norms, gates; of the unknowns in it only their kind is read. "auto" finds out which: a
     black box that may be asked for more is asked, else the errors of descents are compared. The
     layer of the fit is then a ``FactoredLayer`` with heads of size ``rank`` ("auto": found), keys may come from
-    other sequences; another method than "auto" is refused.
+    other sequences; another method than "auto" is refused. form="linear" is the layer without a softmax, Σ_i
+    (XΘ_iXᵀ ∘ mask) X W_i + 1cᵀ, and "linear/k" the same divided by the number of keys in sight: found is its
+    operator by the fewest heads, and no single heads (docs/linear.md). It takes heads, seconds, seed and device.
 
     The examples are split in three: a tenth (1,000 at most) chooses starts, counts and ranks; a twentieth (1,000
     at most) is looked at once, by the verdict; the rest is fitted. strict=True raises NotLearnedError unless the
@@ -141,8 +145,8 @@ def _any_form(
     progress: Progress | None,
 ) -> Fit:
     """A layer in factors, whatever its form."""
-    if not isinstance(form, Form) and not (isinstance(form, str) and form == "auto"):
-        checks.refuse("form", "'plain', 'auto' or a headway.Form", repr(form),
+    if not isinstance(form, Form) and not (isinstance(form, str) and form in ("auto", *LINEAR)):
+        checks.refuse("form", "'plain', 'auto', 'linear', 'linear/k' or a headway.Form", repr(form),
                       "headway.Form(rotary=headway.Rotary())")
     if method != "auto":
         checks.refuse("method", "nothing where a form is given: all forms are learned alike", repr(method),
@@ -150,10 +154,16 @@ def _any_form(
     if rank is None:
         checks.refuse("rank", "'auto' or the size of a head, where a form is given", None, "rank='auto'")
     wanted, size = checks.count_or("heads", heads, "auto"), checks.count_or("rank", rank, "auto")
+    linear = isinstance(form, str) and form in LINEAR
+    if linear and size != "auto":
+        checks.refuse("rank", "'auto' with linear scores, whose heads have no rank of their own", repr(rank),
+                      "leave it out")
     _sound(examples, seconds, seed)
+    if linear:
+        keys_of_their_own(examples, "form='auto', or another form, which knows them")
     options = {"heads": wanted, "method": "auto", "rank": size, "seconds": seconds, "seed": int(seed),
                "device": None if device is None else str(device),
-               "form": "auto" if isinstance(form, str) else data_of(form)}
+               "form": form if isinstance(form, str) else data_of(form)}
     kept, finished = kept_in(run, examples, options, Auto())
     if kept is not None and finished:
         fit = kept.fit()
@@ -162,8 +172,12 @@ def _any_form(
                      int(seed))
         clock = Clock(seconds, progress, kept)
         # A resumed run knows of the form what its options say.
-        fit = (learn_some_form(examples, ask, device, clock=clock) if isinstance(form, str)
-               else learn_form(examples, form_from(data_of(form)), ask, device, clock=clock))
+        if isinstance(form, Form):
+            fit = learn_form(examples, form_from(data_of(form)), ask, device, clock=clock)
+        elif linear:
+            fit = learn_linear(examples, ask, device, mean=form == "linear/k", clock=clock)
+        else:
+            fit = learn_some_form(examples, ask, device, clock=clock)
         fit = replace(fit, settings=options, seed=int(seed))
         if kept is not None:
             kept.finish(fit, examples.hashes())
@@ -205,6 +219,8 @@ def _check(
     seed: int,
 ) -> None:
     _sound(examples, seconds, seed)
+    if isinstance(settings, Sculpt) and settings.truth is not None:
+        of_softmax("truth", settings.truth, "the layer these examples came from, or none")
     keys_of_their_own(examples, "form='auto' (--form auto), or another form, which knows them")
     if isinstance(rank, int):
         checks.whole("rank", rank, 1, examples.width)

@@ -80,8 +80,9 @@ class Frame:
         return AttentionLayer(Theta, W, u, offset, mask)
 
 
-def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> Frame:
+def find_frame(examples: Examples, index: np.ndarray, device: torch.device, centred: bool = True) -> Frame:
     """Mean and covariance of the tokens; no change of coordinates where they are white within sampling error.
+    Without ``centred`` zero stays zero, μ = 0, and L is that of the second moments.
 
     A covariance formed in one go knows directions down to 1e-8 of the largest only, and labels may depend on
     smaller ones: what a layer norm computed in float32 leaves of the direction it removes is one. So tokens are
@@ -94,7 +95,8 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     zero = torch.zeros(d, dtype=torch.float64, device=device)
     eye = torch.eye(d, dtype=torch.float64, device=device)
     near = first.X.reshape(-1, d)[0].to(device, torch.float64)  # any point among the tokens: sums stay small
-    N, mean, covariance = _spread_of(examples, chosen, device, near, eye)
+    near = near if centred else zero
+    N, mean, covariance = _spread_of(examples, chosen, device, near, eye, centred)
     mean = mean + near
     scale, label = _label_scale(examples, chosen, first, device)
     noise = 8.0 / math.sqrt(N)
@@ -107,7 +109,7 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device) -> F
     values, vectors = torch.linalg.eigh(covariance / each / each.unsqueeze(1))
     root = values.clamp_min(clamp * float(values[-1])).sqrt()
     back, out = (vectors / root).T / each, each.unsqueeze(1) * (vectors * root)
-    _, shift, rest = _spread_of(examples, chosen, device, mean, back)
+    _, shift, rest = _spread_of(examples, chosen, device, mean, back, centred)
     values, vectors = torch.linalg.eigh(rest)
     alive = values > max(0.25 * smallest / clamp, 1e-14)  # the least that sums in float64 can tell from nothing
     root, E = values[alive].sqrt(), vectors[:, alive]
@@ -147,9 +149,10 @@ def _refuse_sizes(examples: Examples, chosen: np.ndarray, device: torch.device) 
 
 
 def _spread_of(
-    examples: Examples, chosen: np.ndarray, device: torch.device, near: Tensor, back: Tensor
+    examples: Examples, chosen: np.ndarray, device: torch.device, near: Tensor, back: Tensor, centred: bool
 ) -> tuple[int, Tensor, Tensor]:
-    """Rows, mean and covariance of (x − near) · backᵀ."""
+    """Rows, mean and covariance of (x − near) · backᵀ; with second moments about zero, which counts as the mean,
+    unless ``centred``."""
     d, ranks = len(back), ranks_of(examples)
     N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
     squares = torch.zeros(d, d, dtype=torch.float64, device=device)
@@ -158,7 +161,7 @@ def _spread_of(
             z = (x - near) @ back.T
             N, total, squares = N + len(z), total + z.sum(0), squares + z.T @ z
     N, total, squares = ranks.totals(N, total, squares)
-    mean = total / N
+    mean = total / N if centred else torch.zeros_like(total)
     return N, mean, squares / N - torch.outer(mean, mean)
 
 
@@ -406,6 +409,10 @@ class Source:
         each = 12 * self.examples.length * (self.d + self.examples.out_width)
         return max(16, room(self.device, ROWS) // each)
 
+    def answer(self, rows: Rows, Theta: Tensor, W: Tensor, offset: Tensor) -> Tensor:
+        """F(X) in working coordinates."""
+        return attention.forward(rows.X, Theta, W, offset, rows.see)
+
     def error(self, index: np.ndarray, Theta: Tensor, W: Tensor, offset: Tensor) -> float:
         """‖Y − F(X)‖ / ‖Y − mean‖ in float64 over these sequences."""
         wrong, spread = self.errors(index, Theta, W, offset)
@@ -420,7 +427,7 @@ class Source:
         Theta, W, offset = Theta.double(), W.double(), offset.double()
         with self.ranks.together():
             for rows in self.stream(index, Theta.shape[0], torch.float64):
-                R = rows.Y - attention.forward(rows.X, Theta, W, offset, rows.see)
+                R = rows.Y - self.answer(rows, Theta, W, offset)
                 if rows.valid is not None:
                     R = R * rows.valid
                 wrong.append(R.square().sum((1, 2)).cpu().numpy())

@@ -1,1 +1,2 @@
-"""Linear algebra by products: Krylov methods, and least squares with the linear unknowns eliminated."""
+"""Linear algebra by products: Krylov methods, least squares with the linear unknowns eliminated, and over all
+operators of linear attention."""

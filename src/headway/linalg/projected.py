@@ -47,10 +47,41 @@ class Rows:
         """Adjoint of ``tangent``, in the shape of ``like``."""
         return attention.cotangent(P, self.X, gH, like.shape[1])
 
+    def key_side(self, P: Tensor, gH: Tensor) -> Tensor:
+        """The part of ``cotangent`` that the queries' tokens are multiplied with."""
+        return attention.key_side(P, self.X, gH)
+
     @property
     def count(self) -> int:
         """Rows that count."""
         return self.X.shape[0] * self.X.shape[1] if self.valid is None else int((self.valid > 0).sum())
+
+
+@dataclass(frozen=True)
+class LinearRows(Rows):
+    """The same for scores without softmax: H_i = (S_i ∘ weight) X is linear in Θ, and so is its own tangent.
+
+    weight (1 or n, k, k): 1 or 1/κ for the keys in sight, κ their number, 0 for others; None: 1 everywhere.
+    """
+
+    weight: Tensor | None = None
+
+    def patterns(self, Theta: Tensor) -> Tensor:
+        return attention.linear_patterns(self.X, Theta, self.weight)
+
+    def tangent(self, P: Tensor, dTheta: Tensor) -> Tensor:
+        return attention.attend(self.patterns(dTheta), self.X)
+
+    def key_side(self, P: Tensor, gH: Tensor) -> Tensor:
+        """C_a gH[n, a, i] with C_a = Σ_b weight_ab x_b x_bᵀ."""
+        n, k, m, d = gH.shape
+        S = torch.bmm(gH.reshape(n, k * m, d), self.X.transpose(1, 2)).view(n, k, m, k)
+        return attention.attend(attention.weighted(S, self.weight), self.X)
+
+    def cotangent(self, P: Tensor, gH: Tensor, like: Tensor) -> Tensor:
+        n, k, m, d = gH.shape
+        T = self.key_side(P, gH).reshape(n * k, m * d)
+        return (self.X.reshape(n * k, d).T @ T).view(d, m, d).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -246,7 +277,7 @@ class Products:
             queries = attention.queries(rows.X, self.Theta)
             if rows.valid is not None:
                 omega, queries = omega * rows.valid, queries * rows.valid
-            T = attention.key_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
+            T = rows.key_side(self._at(i)[0], attention.spread(omega, self.W))
             M += torch.einsum("nkmd,nkme->mde", T, T)
             Q += torch.einsum("nkp,nkq->pq", queries, queries)
         M, Q = self.problem.ranks.totals(M, Q)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,13 +63,15 @@ def matrices(fit: Fit) -> tuple[str, str]:
 
 def plot_heads(fit: Fit, head: int = 0, what: str | None = None, ax: Axes | None = None) -> Axes:
     """A head's Θ_i (``what="Theta"``, the default, the key bias as its last row where there is one) or W_i ("W") as
-    a heat map, zero in white. Of a layer in factors "QK", its scores of a query and a key at one place, or "OV"."""
+    a heat map, zero in white. Of linear scores: of the canonical heads, which are a choice. Of a layer in factors
+    "QK", its scores of a query and a key at one place, or "OV"."""
     kinds = matrices(fit)
     what = checks.choice("what", kinds[0] if what is None else what, kinds)
     checks.whole("head", head, 0, fit.layer.heads - 1)
     axis = _axis(ax)
-    M = (fit.layer.augmented if what == "Theta" else fit.layer.W if what == "W" else
-         portraits(fit.layer).matrices[what])[head].detach().double().cpu().numpy()
+    layer = fit.layer
+    M = (layer.W if what == "W" else portraits(layer).matrices[what] if what != "Theta" else
+         layer.Theta if layer.linear else layer.augmented)[head].detach().double().cpu().numpy()
     top = max(float(abs(M).max()), 1e-300)
     image = axis.imshow(M, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, shrink=0.8)
@@ -252,6 +255,37 @@ def plot_cost(rows: Sequence[Mapping[str, Any]], dial: str, ax: Axes | None = No
                       markerfacecolor=colour if won else "white")
     axis.set_yscale("log")
     return _named(axis, dial, "seconds", 7)
+
+
+def plot_samples(rows: Sequence[Mapping[str, Any]], ax: Axes | None = None) -> Axes:
+    """Part of layers of linear scores whose operator is learned, against sequences over the counting floor: by the
+    fewest heads (lines) and by least squares over all operators at once (dashed), a colour for each rank.
+
+    ``rows`` as in the record of bench/linear.py: "part" is "told" or "whole", "d", "rank", "times", "success".
+    """
+    kinds = (("told", "-", "o"), ("whole", "--", "s"))
+    mine = [row for row in rows if row.get("part") in [part for part, _, _ in kinds]]
+    if not mine:
+        checks.refuse("rows", "rows whose part is told or whole", "none", "the rows of bench/results/linear.json")
+    axis = _axis(ax)
+    ranks, widths = (sorted({row[name] for row in mine}) for name in ("rank", "d"))
+    for part, style, marker in kinds:
+        for d, m in itertools.product(widths, ranks):
+            here = [row for row in mine if (row["part"], row["d"], row["rank"]) == (part, d, m)]
+            if not here:
+                continue
+            xs = sorted({row["times"] for row in here})
+            groups = [[row["success"] for row in here if row["times"] == x] for x in xs]
+            words = f"d = {d}, rank {m}" + (", all operators" if part == "whole" else "")
+            axis.plot(xs, [sum(group) / len(group) for group in groups], linestyle=style, marker=marker,
+                      color=COLOURS[ranks.index(m) % len(COLOURS)], markersize=3 + widths.index(d), linewidth=1.2,
+                      alpha=1.0 if d == widths[0] else 0.5, label=words)
+    axis.set_xscale("log")
+    ticks = sorted({row["times"] for row in mine})
+    axis.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=7)
+    axis.minorticks_off()
+    axis.set_ylim(-0.05, 1.05)
+    return _named(axis, "sequences over the counting floor", "operators within 1e-9", 6)
 
 
 def _along(

@@ -17,7 +17,7 @@ from headway.core import checks
 from headway.core.examples import Examples
 from headway.core.factored import FactoredLayer
 from headway.core.files import write_bytes
-from headway.core.layer import AttentionLayer
+from headway.core.layer import AttentionLayer, of_softmax
 from headway.core.plain import finite
 from headway.core.same import Comparison, compare
 from headway.report.charts import charts, maps
@@ -79,6 +79,9 @@ def write_comparison(
     if not all(isinstance(layer, (AttentionLayer, FactoredLayer)) for layer in (layer_a, layer_b)):
         checks.refuse("layer_a, layer_b", "two layers, whose weights are known",
                       f"{type(layer_a).__name__} and {type(layer_b).__name__}", "headway.from_torch(module)")
+    for name, layer in (("layer_a", layer_a), ("layer_b", layer_b)):
+        if isinstance(layer, AttentionLayer):
+            of_softmax(name, layer, "headway.compare, which compares operators: a page shows heads")
     found = compare(layer_a, layer_b, tolerance, on=on) if found is None else found
     return _written(Path(out), render(beside(layer_a, layer_b, found, tolerance, on, config or {})))
 

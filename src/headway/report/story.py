@@ -19,7 +19,7 @@ import torch
 from headway.core import checks, gauge
 from headway.core.convert import rank_shown
 from headway.core.factored import FactoredLayer
-from headway.core.layer import load_layer
+from headway.core.layer import AttentionLayer, load_layer, of_softmax
 from headway.core.match import Match, match
 from headway.core.results import Certificate, Fit
 from headway.core.words import form_from, words_of
@@ -99,6 +99,9 @@ def gather(folder: Path, truth: Path | None = None, given: Given | None = None) 
                               "leave it out")
         return _trained(run)
     fit = run.fit()
+    if isinstance(fit.layer, AttentionLayer):
+        of_softmax(str(folder), fit.layer, f"headway show {folder} or headway plot {folder}: a page shows patterns "
+                   "and heads")
     known = load_layer(truth) if truth is not None else run.truth()
     strange = None if known is None else gauge.unlike(gauge.as_factored(fit.layer), gauge.as_factored(known))
     if strange is not None:
