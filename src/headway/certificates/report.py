@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headway.certificates.bars import error_bars, error_bars_by_products
 from headway.certificates.factors import triangle, unknowns
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, NAME, identifiability
 from headway.certificates.jacobian import Sample, low_ranks, parameters, sample
 from headway.certificates.kernel import identified
-from headway.certificates.radius import error_bars, radius
+from headway.certificates.radius import radius, radius_by_products
+from headway.certificates.spectrum import Spectrum
 from headway.core import checks, conditions
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.factored import FactoredLayer
@@ -97,8 +100,20 @@ def _of_matrices(
     """What the Jacobian in (Θ, u, W, c) says, and the conditions."""
     small = parameters(layer) <= DENSE
     basis = sample(layer, examples, sequences, torch.float64, None if small else low_ranks(layer))
-    return [identifiability(layer, examples, basis, confidence, draw, steps),
-            *(_near(basis, tolerance) if small else _too_large(layer)), _conditions(layer)]
+
+    def look(at: Sample) -> Spectrum:
+        return Spectrum.of(at, confidence, draw, steps)
+
+    spectrum = cache(lambda: look(basis))
+    first = identifiability(layer, examples, basis, spectrum)
+    if small:
+        near = _near(basis, tolerance, confidence)
+    elif first.holds == Verdict.YES:
+        near = [radius_by_products(basis, spectrum(), tolerance, look),
+                error_bars_by_products(basis, spectrum(), confidence, draw)]
+    else:
+        near = _unsaid(*2 * ("the parameters are not known to be determined by these examples",))
+    return [first, *near, _conditions(layer)]
 
 
 def _of_factors(
@@ -116,9 +131,7 @@ def _of_factors(
         first = identified(triangle(layer, examples, sequences), examples)
     if layer.multiplies_out:
         dense = layer.dense()
-        near = (_near(sample(dense, examples, sequences, torch.float64), tolerance) if parameters(dense) <= DENSE
-                else _too_large(dense))
-        return [first, *near, _conditions(dense)]
+        return [first, *_of_matrices(dense, examples, sequences, confidence, draw, steps, tolerance)[1:]]
     here = f"({layer.form.describe()}{', keys of another sequence' if layer.cross else ''} here)"
     near = _unsaid("it takes a bound on how fast the Jacobian changes, and Headway has one for "
                    f"{PLAIN} only {here}",
@@ -127,13 +140,8 @@ def _of_factors(
                                 f"it is not asked here: the conditions are measured for {PLAIN} only {here}")]
 
 
-def _near(basis: Sample, tolerance: float) -> list[Claim]:
-    return [radius(basis, tolerance), error_bars(basis)]
-
-
-def _too_large(layer: AttentionLayer) -> list[Claim]:
-    size = f"the layer has {parameters(layer)} parameters: a dense Jacobian is used up to {DENSE}"
-    return _unsaid(size, size)
+def _near(basis: Sample, tolerance: float, confidence: float) -> list[Claim]:
+    return [radius(basis, tolerance), error_bars(basis, confidence)]
 
 
 def _unsaid(distance: str, bars: str) -> list[Claim]:

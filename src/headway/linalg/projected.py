@@ -192,23 +192,44 @@ class Products:
         return G
 
     def curvature(self, dTheta: Tensor) -> Tensor:
-        images: list[Tensor] = []
+        images, R = self.images(dTheta)
+        return self.back(images, self.solved(R))
+
+    def images(self, dTheta: Tensor) -> tuple[list[Tensor], Tensor]:
+        """dH W, (rows, e) for every chunk: what the labels show of dΘ with W known; and HᵀdH W."""
+        found: list[Tensor] = []
         R: Tensor | float = 0.0
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
             dY = attention.project(rows.tangent(P, dTheta), self.W)
             if rows.valid is not None:
                 dY = dY * rows.valid
-            images.append(dY.view(-1, dY.shape[2]))
-            R = R + H.T @ images[-1]
+            found.append(dY.view(-1, dY.shape[2]))
+            R = R + H.T @ found[-1]
         assert isinstance(R, Tensor)
-        B = self.inverse.T @ (self.inverse @ R)
+        return found, R
+
+    def solved(self, R: Tensor) -> Tensor:
+        """G⁻¹R, G = HᵀH."""
+        B: Tensor = self.inverse.T @ (self.inverse @ R)
+        return B
+
+    def following(self, images: Sequence[Tensor]) -> Tensor:
+        """G⁻¹Hᵀ·images: the change of W (and c) that shows most of them, (features, e)."""
+        return self.solved(torch.stack([self._at(i)[1].T @ image for i, image in enumerate(images)]).sum(0))
+
+    def back(self, images: Sequence[Tensor], B: Tensor) -> Tensor:
+        """The adjoint of dH W, of images − HB."""
         G = torch.zeros_like(self.Theta)
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
             U = (images[i] - H @ B).view(*rows.X.shape[:2], -1)
             G += rows.cotangent(P, attention.spread(U, self.W), G)
         return G
+
+    def unseen(self, images: Sequence[Tensor], B: Tensor) -> list[Tensor]:
+        """images − HB."""
+        return [image - self._at(i)[1] @ B for i, image in enumerate(images)]
 
     def curvature_given_w(self, dTheta: Tensor) -> Tensor:
         """JᵀJ v with nothing projected out: the curvature were W and c known."""
