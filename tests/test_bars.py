@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import headway as hw
-from headway.certificates.bars import error_bars, error_bars_by_products
+from headway.certificates.bars import Tried, error_bars, error_bars_by_products
 from headway.certificates.jacobian import sample
+from headway.certificates.newton import Newton
 from headway.certificates.spectrum import Spectrum
 
 CASES = [{}, {"key_bias": True, "offset": True}, {"mask": "causal"}]
@@ -23,7 +24,8 @@ def instance(seed=0, heads=2, width=6, count=300, length=5, noise=0.0, **extra):
 def by_products(layer, data, seed=0):
     found = sample(layer, data, len(data), torch.float64)
     draw = torch.Generator().manual_seed(seed)
-    return error_bars_by_products(found, Spectrum.of(found, 0.99, draw, 200), 0.99, draw)
+    newton = Newton(found, Spectrum.of(found, 0.99, draw, 200))
+    return error_bars_by_products(found, Tried.of(found, newton, draw), 0.99)
 
 
 def nudged(layer, size, seed=0):

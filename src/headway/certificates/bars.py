@@ -28,9 +28,8 @@ from scipy import special
 from torch import Tensor
 
 from headway.certificates.jacobian import Sample, residuals
-from headway.certificates.newton import Newton, moved
+from headway.certificates.newton import Newton, Step, moved
 from headway.certificates.slopes import answers_off
-from headway.certificates.spectrum import Spectrum
 from headway.core import attention
 from headway.core.devices import normal
 from headway.core.results import Claim, Verdict
@@ -85,44 +84,59 @@ def error_bars(found: Sample, confidence: float = 0.99) -> Claim:
     trace, spread = (torch.stack([size(block) for block in blocks]).view(2, -1) for size in (torch.trace, torch.norm))
     shown, generator = [], torch.Generator().manual_seed(0)
     for _ in range(PROBES[0]):
-        labels = _labels(found, left, generator)
+        labels = random_labels(found, left, generator)
         tried = _left(found, *of(torch.cholesky_solve(_adjoint(found, labels).unsqueeze(1), factor).squeeze(1)), labels)
         shown.append(explained(found, tried) / _noise(found, tried) ** 2)
     return _claim(found, Bars(_noise(found, left), _lengths(found, Theta, B), trace, spread, Theta, B, left, shown, {}),
                   confidence)
 
 
-def error_bars_by_products(
-    found: Sample, spectrum: Spectrum, confidence: float, generator: torch.Generator
-) -> Claim:
-    """From PROBES random labels, each solved for."""
+@dataclass(frozen=True)
+class Tried:
+    """The step for the labels, and those for PROBES random labels."""
+
+    step: Step
+    probes: tuple[Step, ...]
+    sure: bool  # the solves are known to be near
+
+    @classmethod
+    def of(cls, found: Sample, newton: Newton, generator: torch.Generator) -> Tried:
+        if not newton.usable:
+            step = newton.step(residuals(found), TOLERANCE, 3)
+            return cls(step, (), False)
+        step = newton.step(residuals(found), TOLERANCE)
+        probes: list[Step] = []
+        while len(probes) < PROBES[0] or (len(probes) < PROBES[1] and _uneven(found, probes)):
+            probes.append(newton.step(random_labels(found, step.left, generator), TOLERANCE))
+        return cls(step, tuple(probes), newton.usable)
+
+    @property
+    def products(self) -> int:
+        return self.step.products + sum(probe.products for probe in self.probes)
+
+
+def error_bars_by_products(found: Sample, tried: Tried, confidence: float) -> Claim:
+    """From random labels, each solved for."""
     few = _few(found)
     if few is not None:
         return few
-    newton = Newton(found, spectrum)
-    if not newton.usable:
+    if not tried.sure:
         return _undecided("the parameters are not known to be determined")
-    step = newton.step(residuals(found), TOLERANCE)
-    squares: list[Tensor] = []
-    products, shown = step.products, []
-    while len(squares) < PROBES[0] or (len(squares) < PROBES[1] and _uneven(squares)):
-        tried = newton.step(_labels(found, step.left, generator), TOLERANCE)
-        products += tried.products
-        squares.append(_lengths(found, tried.Theta, tried.B).square())
-        shown.append(explained(found, tried.left) / _noise(found, tried.left) ** 2)
-    every = torch.stack(squares)
-    deviation, count = every.std(0), len(squares)
+    step = tried.step
+    shown = [explained(found, probe.left) / _noise(found, probe.left) ** 2 for probe in tried.probes]
+    every = torch.stack([_lengths(found, probe.Theta, probe.B).square() for probe in tried.probes])
+    deviation, count = every.std(0), len(every)
     trace = every.mean(0) + 3 * deviation / math.sqrt(count)
     # f from so few may be short: a χ² of count − 1 degrees is that small once in a hundred times.
     spread = deviation / math.sqrt(2) * math.sqrt((count - 1) / float(special.chdtri(count - 1, 0.99)))
-    numbers = {"probes": float(count), "products": float(products),
+    numbers = {"probes": float(count), "products": float(tried.products),
                "bars_off": float((deviation / every.mean(0)).max()) / (2 * math.sqrt(count))}
     return _claim(found, Bars(_noise(found, step.left), _lengths(found, step.Theta, step.B), trace,
                               torch.minimum(spread, trace), step.Theta, step.B, step.left, shown, numbers), confidence)
 
 
-def _uneven(squares: list[Tensor]) -> bool:
-    every = torch.stack(squares)
+def _uneven(found: Sample, probes: list[Step]) -> bool:
+    every = torch.stack([_lengths(found, probe.Theta, probe.B).square() for probe in probes])
     return bool((every.std(0) > EVEN * every.mean(0)).any())
 
 
@@ -222,7 +236,7 @@ def _adjoint(found: Sample, of: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _labels(found: Sample, like: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
+def random_labels(found: Sample, like: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
     """Standard normal numbers, 0 on filling."""
     labels = [normal(r, generator) for r in like]
     return [label if rows.valid is None else label * rows.valid.reshape(-1, 1)

@@ -26,6 +26,7 @@ from headway.core import attention
 from headway.core.layer import AttentionLayer
 from headway.linalg.krylov import conjugate_gradients
 
+LIMIT = 400  # products of one solve
 SLACK = 1e-3  # relative: more than rounding does to a sum of squares, or to the triangular factor of the features
 
 
@@ -105,7 +106,7 @@ class Newton:
         """‖HB‖."""
         return math.sqrt(max(float((B * (self.spectrum.operator.gram @ B)).sum()), 0.0))
 
-    def step(self, r: Sequence[Tensor], tolerance: float, limit: int = 400) -> Step:
+    def step(self, r: Sequence[Tensor], tolerance: float, limit: int = LIMIT) -> Step:
         """Until the equation is solved to ``tolerance`` of its right side, in its residual's length."""
         operator = self.spectrum.operator
         products = operator.products
@@ -119,5 +120,5 @@ class Newton:
         Theta = operator.out(t)
         rest = [part - image for part, image in zip(r, products.images(Theta)[0], strict=True)]
         B = products.following(rest)
-        return Step(Theta, t, B, self.kappa * left / self.spectrum.clear,
+        return Step(Theta, t, B, self.kappa * left / max(self.spectrum.clear, 1e-300),
                     tuple(products.unseen(rest, B)), used + 3)

@@ -32,6 +32,7 @@ from headway.core.layer import AttentionLayer
 from headway.core.results import Claim, Verdict
 
 BALL = 0.1  # radius of the ball on which L is taken, in parameter norm
+SOLVED = 1e-4  # relative residual of the step; what it is off is part of the claim
 STEPS = 6  # of Newton's method, to where the argument holds
 NAME = "distance to the truth"
 
@@ -221,7 +222,7 @@ def _tried_by_products(found: Sample, spectrum: Spectrum, tolerance: float, orig
     steep = math.sqrt(2) * max(newton.known, 1.0)  # ‖J‖ at most
     if words.here and far <= chart.ball and size - noise > (steep + chart.second * far / 2) * far:
         return words.no(size, numbers)
-    step = newton.step(left, 1e-6)
+    step = newton.step(left, SOLVED)
     shown = newton.known * step.off + operator.rounding.projector * size
     away = math.hypot(step.off, shown) + newton.whole * (noise + newton.known * chart.tail)
     eta = math.hypot(float(step.t.norm()), newton.shown(step.B)) * (1 + SLACK) + away

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.certificates.bars import error_bars, error_bars_by_products
+from headway.certificates.bars import Tried, error_bars, error_bars_by_products
 from headway.certificates.factors import triangle, unknowns
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, NAME, identifiability
 from headway.certificates.jacobian import Sample, low_ranks, parameters, sample
 from headway.certificates.kernel import identified
+from headway.certificates.known import determined
+from headway.certificates.newton import Newton
 from headway.certificates.radius import radius, radius_by_products
 from headway.certificates.spectrum import Spectrum
 from headway.core import checks, conditions
@@ -49,9 +51,10 @@ def certify(
     the root mean square error is at most ``mean_tolerance``, given bounds on the teacher's rows and on tokens.
     identifiability: the Jacobian on ``sequences`` of the examples (default: five times the counting floor) has full
     rank; for large layers by at most ``steps`` of Lanczos' method. distance to the truth: the exact solution is
-    within ``tolerance``. error bars: expected errors under noise. non-degeneracy: the first paper's conditions.
+    within ``tolerance``. error bars: how far each head may be off under noise. what is determined: which part of
+    each head these inputs determine to ``tolerance``. non-degeneracy: the first paper's conditions.
     A layer in factors, of any form, gets the same claims: identifiability is then about all its factors, up to what
-    the form leaves free, and the last three stay undecided unless its scores are plain. Each claim holds, does not,
+    the form leaves free, and the last four stay undecided unless its scores are plain. Each claim holds, does not,
     or is undecided. ``seen`` is what the layer was learned from: the examples, or their ``hashes()``, and a single
     sequence of them is refused; or their ``digest()``, and only all of them are.
 
@@ -106,14 +109,16 @@ def _of_matrices(
 
     spectrum = cache(lambda: look(basis))
     first = identifiability(layer, examples, basis, spectrum)
+    newton = Newton(basis, spectrum())
+    tried = Tried.of(basis, newton, draw)
     if small:
-        near = _near(basis, tolerance, confidence)
+        near = [radius(basis, tolerance), error_bars(basis, confidence)]
     elif first.holds == Verdict.YES:
         near = [radius_by_products(basis, spectrum(), tolerance, look),
-                error_bars_by_products(basis, spectrum(), confidence, draw)]
+                error_bars_by_products(basis, tried, confidence)]
     else:
-        near = _unsaid(*2 * ("the parameters are not known to be determined by these examples",))
-    return [first, *near, _conditions(layer)]
+        near = _unsaid(*2 * ("the parameters are not known to be determined by these examples",))[:2]
+    return [first, *near, determined(basis, newton, tried, tolerance, draw), _conditions(layer)]
 
 
 def _of_factors(
@@ -140,15 +145,13 @@ def _of_factors(
                                 f"it is not asked here: the conditions are measured for {PLAIN} only {here}")]
 
 
-def _near(basis: Sample, tolerance: float, confidence: float) -> list[Claim]:
-    return [radius(basis, tolerance), error_bars(basis, confidence)]
-
-
 def _unsaid(distance: str, bars: str) -> list[Claim]:
-    """The claims that need a dense Jacobian in (Θ, u, W, c), and why they are not made."""
+    """The claims that need a Jacobian in (Θ, u, W, c), and why they are not made."""
     return [Claim("distance to the truth", "The layer that made the labels is near this one", "–",
                   Verdict.UNDECIDED, distance),
-            Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, bars)]
+            Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, bars),
+            Claim("what is determined", "Directions of each head that these inputs determine", "–",
+                  Verdict.UNDECIDED, bars)]
 
 
 def _check(layer: AttentionLayer | FactoredLayer, examples: Examples) -> None:

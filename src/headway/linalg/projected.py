@@ -261,6 +261,20 @@ class Products:
             Q += torch.einsum("nkp,nkq->pq", queries, queries)
         return definite(Q / self.problem.rows, M)
 
+    def moments(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """S_i and M_i: as ``blocks``, with each head's queries weighted by their rows' parts of M_i, nothing added."""
+        m, r, d = self.Theta.shape
+        S, M = self.Theta.new_zeros(m, r, r), self.Theta.new_zeros(m, d, d)
+        for i, rows in enumerate(self.problem.chunks):
+            omega = normal(rows.Y, generator)
+            omega = omega if rows.valid is None else omega * rows.valid
+            T = attention.key_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
+            T = T.flatten(0, 1).transpose(0, 1)
+            asking = T.norm(dim=2, keepdim=True) * attention.queries(rows.X, self.Theta).reshape(1, -1, r)
+            S, M = S + asking.mT @ asking, M + T.mT @ T
+        total = M.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(M.dtype).tiny * 1e6)
+        return S / total[:, None, None], M
+
 
 def definite(Q: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
     """Second moments of queries (r, r) and of the keys' side (m, d, d), lifted enough to be inverted."""
