@@ -1,4 +1,5 @@
-"""Error bars: by products as by the dense Jacobian; above the errors that noise makes; no answer where it is no noise."""
+"""Error bars: by products as by the dense Jacobian; above the errors that noise makes; no answer where it is no
+noise."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ def by_products(layer, data, seed=0):
 
 def nudged(layer, size, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    return replace(layer, Theta=layer.Theta + size * torch.randn(layer.Theta.shape, generator=draw, dtype=torch.float64),
-                   W=layer.W + size * torch.randn(layer.W.shape, generator=draw, dtype=torch.float64))
+
+    def off(M):
+        return M + size * torch.randn(M.shape, generator=draw, dtype=torch.float64)
+
+    return replace(layer, Theta=off(layer.Theta), W=off(layer.W))
 
 
 @pytest.mark.parametrize("extra", CASES)
@@ -51,13 +55,15 @@ def test_products_give_the_bars_of_the_dense_jacobian(extra):
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_every_head_is_as_near_as_told(dense):
-    """Layers off by as much as noise would have them, and by more: all bounds of one hold but once in a hundred times."""
+    """Layers off by as much as noise would have them, and by more: all bounds of one hold but once in a hundred
+    times."""
     failed = 0
     for seed in range(20 if dense else 5):
         layer, data = instance(seed, count=120, noise=0.01)
         for size in (3e-4, 3e-3):
             near = nudged(layer, size, seed)
-            claim = (error_bars(sample(near, data, len(data), torch.float64)) if dense else by_products(near, data, seed))
+            found = sample(near, data, len(data), torch.float64)
+            claim = error_bars(found) if dense else by_products(near, data, seed)
             assert claim.holds == "yes", claim
             for name, parts in (("theta", (near.Theta, layer.Theta)), ("w", (near.W, layer.W))):
                 away = (parts[0] - parts[1]).flatten(1).norm(dim=1) / parts[0].flatten(1).norm(dim=1)

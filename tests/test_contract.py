@@ -37,7 +37,7 @@ ORDER = [*(f"core.{name}" for name in (
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
              "held_out", "jacobian", "rounding", "scaled", "spectrum", "identify", "newton", "slopes", "chained",
-             "factors", "kernel", "radius", "bars", "known", "report")),
+             "factors", "kernel", "radius", "wide", "bars", "known", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",

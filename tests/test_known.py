@@ -1,4 +1,5 @@
-"""What is determined: ε against exact solves, against the truth, and never for a direction that labels do not show."""
+"""What is determined: ε against exact solves, against the truth, and never for a direction that labels do not
+show."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ def asked(layer, data, seed=0):
 
 def nudged(layer, size, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    return replace(layer, Theta=layer.Theta + size * torch.randn(layer.Theta.shape, generator=draw, dtype=torch.float64),
-                   W=layer.W + size * torch.randn(layer.W.shape, generator=draw, dtype=torch.float64))
+
+    def off(M):
+        return M + size * torch.randn(M.shape, generator=draw, dtype=torch.float64)
+
+    return replace(layer, Theta=off(layer.Theta), W=off(layer.W))
 
 
 def still(layer, data):
@@ -58,7 +62,7 @@ def test_epsilon_is_that_of_exact_solves_on_a_sample_of_directions():
         block = C[at : at + layer.W[0].numel(), at : at + layer.W[0].numel()].view(6, 6, 6, 6)
         for a in range(6):
             v = W.left[:, a]
-            exact = size * float((torch.einsum("p,poqo,q->o", v, block, v)).mean()) ** 0.5 / float(layer.W[i].norm())
+            exact = size * float(torch.einsum("p,poqo,q->o", v, block, v).mean()) ** 0.5 / float(layer.W[i].norm())
             ratios.append(float(W.epsilon[a]) / exact)
     assert 0.5 < min(ratios) and max(ratios) < 2.0, (min(ratios), max(ratios))
 

@@ -12,9 +12,9 @@ import dense
 import headway as hw
 from headway.certificates import slopes
 from headway.certificates.jacobian import dense_blocks, low_ranks, residuals, sample
-from headway.certificates.newton import Newton
-from headway.certificates.radius import _Chart, radius_by_products
+from headway.certificates.newton import Newton, apart
 from headway.certificates.spectrum import Spectrum
+from headway.certificates.wide import Chart, radius_by_products
 from headway.core import attention
 
 CASES = [{}, {"key_bias": True, "offset": True}, {"mask": "causal"}, {"rank": 2}]
@@ -140,9 +140,9 @@ def test_the_jacobian_changes_no_faster_than_told(extra, distance):
 
 def test_matrices_of_a_rank_have_one_chart_each_and_it_is_as_flat_as_told():
     layer, data = instance(6, rank=2)
-    found, newton = newton_of(layer, data)
+    _, newton = newton_of(layer, data)
     operator = newton.spectrum.operator
-    chart = _Chart.of(newton, 0.25 * operator.thinnest)
+    chart = Chart.of(newton, 0.25 * operator.thinnest)
     here = torch.linalg.solve(operator.left, layer.augmented) @ torch.linalg.inv(operator.right)
     for seed in range(20):
         away = nudged(layer, 10.0 ** -(1 + seed % 4) / 3, seed)
@@ -171,7 +171,7 @@ def test_the_truth_is_inside_and_planted_errors_never_pass(extra):
         found, newton = newton_of(learned, data)
         claim = radius_by_products(found, newton.spectrum, 1e-6, look)
         assert claim.holds == "yes", claim
-        away = float(((learned.augmented - layer.augmented).square().sum() + (learned.W - layer.W).square().sum()).sqrt())
+        away = apart(learned, layer)
         assert claim.numbers["at_least"] <= away <= claim.numbers["radius"] < max(100 * size, 1e-8)
     for wrong in (planted(layer, 1e-3), planted(layer, 1e-4), replace(layer, W=layer.W.flip(0)),
                   replace(layer, W=layer.W * torch.tensor([1.0, 0.9], dtype=torch.float64).view(2, 1, 1))):

@@ -1,8 +1,9 @@
-"""How far are the heads off, if the labels are noisy? A bound for each, from examples that had no part in the layer.
+"""How far are the heads off, if the labels are noisy? A bound for each, from examples that had no part in the
+layer.
 
-Labels y = F(θ*) + noise of one size s, independent of the layer and from row to row. To first order the least-squares
-fit to these examples is θ̂ − step, with step = J⁺(F(θ̂) − y), and it misses θ* by e, of covariance s²(JᵀJ)⁻¹. Hence
-for a head's Θ_i (or W_i), whatever its error is and however the layer was found,
+Labels y = F(θ*) + noise of one size s, independent of the layer and from row to row. To first order the
+least-squares fit to these examples is θ̂ − step, with step = J⁺(F(θ̂) − y), and it misses θ* by e, of covariance
+s²(JᵀJ)⁻¹. Hence for a head's Θ_i (or W_i), whatever its error is and however the layer was found,
 
     ‖Θ̂_i − Θ_i*‖ ≤ ‖step_i‖ + ‖e_i‖,      E‖e_i‖² = s² tr_i,
 
@@ -10,8 +11,9 @@ and ‖e_i‖² is a sum of squares of Gaussians with variances s²λ_j that add
 s²(tr_i + 2√x f_i + 2x f_i), f_i² = Σλ_j², with probability e^{−x} at most (Laurent and Massart, 2000, Lemma 1; the
 largest λ_j is at most f_i). Labels of many rows make e Gaussian, whatever the noise is.
 
-Small layers: (JᵀJ)⁻¹ in full. Large ones: what noise does is tried. PROBES vectors of random labels, each solved for
-as the labels are, show ‖e_i‖²/s² with mean tr_i and variance 2f_i²; the mean is taken with three of its standard errors.
+Small layers: (JᵀJ)⁻¹ in full. Large ones: what noise does is tried. PROBES vectors of random labels, each solved
+for as the labels are, show ‖e_i‖²/s² with mean tr_i and variance 2f_i²; the mean is taken with three of its
+standard errors.
 
 The claim is first order and about noise. Both are looked at: the layer that the step leads to must leave what the
 linear model says (BENT), and what is left must not answer to the inputs (STRUCTURE).
@@ -22,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from scipy import special
@@ -36,8 +39,8 @@ from headway.core.results import Claim, Verdict
 from headway.linalg.projected import features_of
 
 NAME = "error bars"
-ASSUMPTION = ("independent label noise of one size, that had no part in how this layer was found, around a layer of "
-              "this shape near this one; to first order")
+ASSUMPTION = ("independent label noise of one size, that had no part in how this layer was found, around a layer "
+              "of this shape near this one; to first order")
 PROBES = 3, 10  # random labels by which the bars of large layers are estimated: at least, and at most
 EVEN = 0.1  # deviation of what they show, relative to its mean, at which they end
 TOLERANCE = 1e-2  # of their solves: bars a hundredth too short or long
@@ -78,17 +81,19 @@ def error_bars(found: Sample, confidence: float = 0.99) -> Claim:
 
     Theta, B = of(torch.cholesky_solve(g.unsqueeze(1), factor).squeeze(1))
     left = _left(found, Theta, B, residuals(found))
-    sizes = [Theta[0].numel(), found.layer.W[0].numel()]
-    blocks = [inverse[at : at + size, at : at + size] for kind, size in enumerate(sizes)
-              for at in range(kind * found.theta_unknowns, kind * found.theta_unknowns + found.layer.heads * size, size)]
-    trace, spread = (torch.stack([size(block) for block in blocks]).view(2, -1) for size in (torch.trace, torch.norm))
+    sizes = [Theta[0].numel()] * found.layer.heads + [found.layer.W[0].numel()] * found.layer.heads
+    ends = list(accumulate(sizes))
+    blocks = [inverse[end - size : end, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    trace, spread = (torch.stack([size(block) for block in blocks]).view(2, -1)
+                     for size in (torch.trace, torch.norm))
     shown, generator = [], torch.Generator().manual_seed(0)
     for _ in range(PROBES[0]):
         labels = random_labels(found, left, generator)
-        tried = _left(found, *of(torch.cholesky_solve(_adjoint(found, labels).unsqueeze(1), factor).squeeze(1)), labels)
+        change = torch.cholesky_solve(_adjoint(found, labels).unsqueeze(1), factor).squeeze(1)
+        tried = _left(found, *of(change), labels)
         shown.append(explained(found, tried) / _noise(found, tried) ** 2)
-    return _claim(found, Bars(_noise(found, left), _lengths(found, Theta, B), trace, spread, Theta, B, left, shown, {}),
-                  confidence)
+    bars = Bars(_noise(found, left), _lengths(found, Theta, B), trace, spread, Theta, B, left, shown, {})
+    return _claim(found, bars, confidence)
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,9 @@ def error_bars_by_products(found: Sample, tried: Tried, confidence: float) -> Cl
     spread = deviation / math.sqrt(2) * math.sqrt((count - 1) / float(special.chdtri(count - 1, 0.99)))
     numbers = {"probes": float(count), "products": float(tried.products),
                "bars_off": float((deviation / every.mean(0)).max()) / (2 * math.sqrt(count))}
-    return _claim(found, Bars(_noise(found, step.left), _lengths(found, step.Theta, step.B), trace,
-                              torch.minimum(spread, trace), step.Theta, step.B, step.left, shown, numbers), confidence)
+    bars = Bars(_noise(found, step.left), _lengths(found, step.Theta, step.B), trace, torch.minimum(spread, trace),
+                step.Theta, step.B, step.left, shown, numbers)
+    return _claim(found, bars, confidence)
 
 
 def _uneven(found: Sample, probes: list[Step]) -> bool:
@@ -149,7 +155,8 @@ def _claim(found: Sample, bars: Bars, confidence: float) -> Claim:
     away = float(bars.step.norm() / (bars.noise * bars.trace.sum().sqrt()).clamp_min(1e-300))
     numbers = {"noise": bars.noise, "away_from_fit": away, **bars.numbers}
     if short >= 0.9:
-        return _undecided(f"{found.problem.equations} equations tell the noise of {p} parameters too badly", numbers)
+        return _undecided(f"{found.problem.equations} equations tell the noise of {p} parameters too badly",
+                          numbers)
     beyond = (bars.trace + 2 * (math.sqrt(x) + x) * bars.spread).sqrt() * bars.noise / math.sqrt(1 - short)
     most = ((1 + TOLERANCE) * bars.step + beyond) / unit
     for i in range(layer.heads):
@@ -178,8 +185,8 @@ def _why_not(found: Sample, bars: Bars, numbers: dict[str, float]) -> str:
     # Of f degrees, known from the random labels: their mean is f, a deviation √(2f).
     numbers["structure"] = (explained(found, bars.left) / bars.noise**2 - usual) / math.sqrt(2 * usual)
     if numbers["structure"] > STRUCTURE:
-        return (f"what is left answers to the inputs ({numbers['structure']:.1f} deviations more than noise does): it "
-                "is no noise around a layer of this shape")
+        return (f"what is left answers to the inputs ({numbers['structure']:.1f} deviations more than noise does): "
+                "it is no noise around a layer of this shape")
     return ""
 
 
@@ -254,8 +261,8 @@ def _noise(found: Sample, left: Sequence[Tensor]) -> float:
 def _few(found: Sample) -> Claim | None:
     if found.problem.equations > found.unknowns:
         return None
-    return _undecided(f"{found.problem.equations} equations leave nothing to estimate the noise of {found.unknowns} "
-                      "parameters from")
+    return _undecided(f"{found.problem.equations} equations leave nothing to estimate the noise of "
+                      f"{found.unknowns} parameters from")
 
 
 def _undecided(reason: str, numbers: Mapping[str, float] | None = None) -> Claim:

@@ -79,7 +79,8 @@ def _still(X: Tensor, padding: Tensor | None, whose: str) -> list[str]:
 def identifiability(
     layer: AttentionLayer, examples: Examples, found: Sample, spectrum: Callable[[], Spectrum]
 ) -> Claim:
-    """``spectrum`` is asked for only where the dense matrix is too large and no cause of free directions is seen."""
+    """``spectrum`` is asked for only where the dense matrix is too large and no cause of free directions is
+    seen."""
     named = causes(layer, examples, found)
     assumption = "none: a property of the layer and these inputs"
     statement = (f"The {found.unknowns} parameters are determined, to first order, by {found.sequences} sequences "

@@ -1,21 +1,21 @@
 """Which part of every head do these inputs determine, and how well?
 
-Let r be what the layer leaves of the labels and v a direction of Θ_i, v = a ⊗ b of queries × keys. To first order the
-layer with exact labels differs along v by ⟨v, J⁺r⟩, so by at most
+Let r be what the layer leaves of the labels and v a direction of Θ_i, v = a ⊗ b of queries × keys. To first order
+the layer with exact labels differs along v by ⟨v, J⁺r⟩, so by at most
 
     ε_v = ‖r‖·√(vᵀS⁻¹v),      S = J_1ᵀ(I − Π)J_1,
 
 rounding counted with ‖r‖; relative to ‖Θ_i‖. To leading order S is S_i ⊗ M_i in head i, S_i the second moment of
-queries where the head can be moved and M_i = Σ_rows C W_iW_iᵀ C that of keys: along its eigenvectors vᵀS⁻¹v is about
-1/(s_a m_b). For W_i, with the rows h = P_iX, it is the block of (HᵀH)⁻¹, exact were Θ known. What other heads and W
-can undo makes vᵀS⁻¹v larger; by how much is measured. The steps for random labels have the covariance (JᵀJ)⁻¹ in
-all directions at once, so their squares along the directions of a decade of ε, over the leading order, have the
+queries where the head can be moved and M_i = Σ_rows C W_iW_iᵀ C that of keys: along its eigenvectors vᵀS⁻¹v is
+about 1/(s_a m_b). For W_i, with the rows h = P_iX, it is the block of (HᵀH)⁻¹, exact were Θ known. What other heads
+and W can undo makes vᵀS⁻¹v larger; by how much is measured. The steps for random labels have the covariance (JᵀJ)⁻¹
+in all directions at once, so their squares along the directions of a decade of ε, over the leading order, have the
 factor as their mean: hundreds of directions of a head, with the steps that error bars need anyhow.
 
 Where the least eigenvalue is told from zero these are the steps of the error bars. Elsewhere, as on text, they are
-solved for in white coordinates y, δ = R_i y K_iᵀ with RᵀSR = I and KᵀMK = I on directions that S_i and M_i have; there what
-is determined is short work for conjugate gradients, and what is not shows: a random ω is compared with what labels
-show of it. A decade of which more than FLAT is left counts as not determined.
+solved for in white coordinates y, δ = R_i y K_iᵀ with RᵀSR = I and KᵀMK = I on directions that S_i and M_i have;
+there what is determined is short work for conjugate gradients, and what is not shows: a random ω is compared with
+what labels show of it. A decade of which more than FLAT is left counts as not determined.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class White:
         self.live = lives[0].unsqueeze(2) & lives[1].unsqueeze(1)
         lead = self.s.clamp_min(0.0).unsqueeze(2) * self.t.clamp_min(0.0).unsqueeze(1)
         self.variance = torch.where(self.live, 1 / lead.clamp_min(LEAST), math.inf)
+        sides = zip((self.left, self.right), (self.s, self.t), lives, strict=True)
         self.roots = [vectors * torch.where(live, values.clamp_min(LEAST).rsqrt(), 0.0).unsqueeze(1)
-                      for vectors, values, live in zip((self.left, self.right), (self.s, self.t), lives, strict=True)]
+                      for vectors, values, live in sides]
 
     def out(self, y: Tensor) -> Tensor:
         change: Tensor = self.roots[0] @ y @ self.roots[1].mT
@@ -84,8 +85,8 @@ class White:
 
     def seen(self, change: Tensor) -> Tensor:
         """y of a change of Θ; 0 where there is none."""
-        along: Tensor = self.left.mT @ change @ self.right
-        return torch.where(self.live, along / self.variance.sqrt(), 0.0)
+        y: Tensor = torch.where(self.live, self.left.mT @ change @ self.right / self.variance.sqrt(), 0.0)
+        return y
 
     def solved(self, labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(y, B) of least squares."""
@@ -97,7 +98,8 @@ class White:
     def unseen(self, generator: torch.Generator) -> Tensor:
         """What labels do not show of a random y, squared."""
         w = torch.randn(self.live.shape, generator=generator, dtype=torch.float64).to(self.s) * self.live
-        return (w - conjugate_gradients(self, lambda x: x, self(w), SOLVED, PRODUCTS)[0]).square()
+        rest: Tensor = w - conjugate_gradients(self, lambda x: x, self(w), SOLVED, PRODUCTS)[0]
+        return rest.square()
 
 
 def known(found: Sample, newton: Newton, tried: Tried, generator: torch.Generator) -> list[tuple[Known, Known]]:
@@ -162,7 +164,8 @@ def determined(
         for name, one in zip(("theta", "w"), pair, strict=True):
             numbers[f"{name}_{i + 1}_known"] = one.share(tolerance)
             numbers |= {f"{name}_{i + 1}_to_{level:.0e}": one.share(level) for level in LEVELS}
-        words.append(f"head {i + 1}: Θ {_percent(pair[0].share(tolerance))}, W {_percent(pair[1].share(tolerance))}")
+        theta, w = (_percent(one.share(tolerance)) for one in pair)
+        words.append(f"head {i + 1}: Θ {theta}, W {w}")
     whole = all(one.share(tolerance) == 1.0 for pair in heads for one in pair)
     among = "" if found.ranks is None else ", among layers whose attention matrices have the ranks of these"
     worst = max(float(one.epsilon.max()) for pair in heads for one in pair)

@@ -4,10 +4,10 @@ With r = F − Y (rows, e), J_1 the Jacobian in Θ, H the features and Π the pr
 
     S v = J_1ᵀ(I − Π)r,   S = J_1ᵀ(I − Π)J_1,        B = H⁺(r − J_1v)   for W and c together,
 
-solved by conjugate gradients in the coordinates v of scaled.py, where S has a short spectrum with a least eigenvalue
-λ known from below. So what is left of the equation bounds the error: ‖v − ṽ‖ ≤ ‖left‖/λ, with the rounding of the
-products part of what is left. Changes t = T·R v of Θ, in the scaled coordinates without stretching, are at most κ times as
-long as v.
+solved by conjugate gradients in the coordinates v of scaled.py, where S has a short spectrum with a least
+eigenvalue λ known from below. So what is left of the equation bounds the error: ‖v − ṽ‖ ≤ ‖left‖/λ, with the
+rounding of the products part of what is left. Changes t = T·R v of Θ, in the scaled coordinates without stretching,
+are at most κ times as long as v.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def moved(layer: AttentionLayer, Theta: Tensor, B: Tensor, ranks: tuple[int, ...
     there = layer.augmented - Theta
     if ranks is not None:
         U, s, Vh = torch.linalg.svd(there, full_matrices=False)
-        count = torch.tensor(ranks, device=s.device)
-        there = U @ (torch.where(torch.arange(s.shape[1], device=s.device) < count[:, None], s, 0.0).unsqueeze(2) * Vh)
+        within = torch.arange(s.shape[1], device=s.device) < torch.tensor(ranks, device=s.device)[:, None]
+        there = U @ (torch.where(within, s, 0.0).unsqueeze(2) * Vh)
     new, key_bias = attention.split(there)
     return replace(layer, Theta=new, key_bias=key_bias,
                    W=layer.W - B[: layer.heads * layer.width].view_as(layer.W),
@@ -90,14 +90,15 @@ class Newton:
 
     @cached_property
     def whole(self) -> float:
-        """‖J⁺‖ at most, with W and c measured by what they do, ‖HB‖: for r of length 1, split into √(1 − s²) and s by
-        Π, the step in Θ is at most a√(1 − s²) and that in W at most s + c·a√(1 − s²)."""
+        """‖J⁺‖ at most, with W and c measured by what they do, ‖HB‖: for r of length 1, split into √(1 − s²) and s
+        by Π, the step in Θ is at most a√(1 − s²) and that in W at most s + c·a√(1 − s²)."""
         a, c = self.inverse, self.known
         return float(torch.linalg.matrix_norm(torch.tensor([[a, 0.0], [c * a, 1.0]], dtype=torch.float64), 2))
 
     @cached_property
     def features(self) -> float:
-        """A lower bound of the least eigenvalue of G = HᵀH: that of G scaled to unit diagonal, less its rounding."""
+        """A lower bound of the least eigenvalue of G = HᵀH: that of G scaled to unit diagonal, less its
+        rounding."""
         operator = self.spectrum.operator
         least = float(operator.features[0]) * (1 - operator.rounding.projector)
         return max(least, 0.0) * float(operator.gram.diagonal().min())

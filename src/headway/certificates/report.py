@@ -18,8 +18,9 @@ from headway.certificates.jacobian import Sample, low_ranks, parameters, sample
 from headway.certificates.kernel import identified
 from headway.certificates.known import determined
 from headway.certificates.newton import Newton
-from headway.certificates.radius import radius, radius_by_products
+from headway.certificates.radius import radius
 from headway.certificates.spectrum import Spectrum
+from headway.certificates.wide import radius_by_products
 from headway.core import checks, conditions
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.factored import FactoredLayer

@@ -2,9 +2,9 @@
 from lengths of tokens.
 
 Scaled coordinates: δΘ_i = L t_i R_i, and for W and c together ω = Cᵀ[δW; δc] with CCᵀ = G, so that ‖δW‖ ≤ ‖ω‖/√g
-with g the least eigenvalue of G. A score of row a changes by s_i(b) = (Lx̃_a)ᵀ t_i (R_i x_b). Let ξ = |Lx̃_a| and let
-ρ_i, ϱ_i, ϱ be the largest of |R_i(x_b − x̄)|, |W_iᵀ(x_b − x̄)| and |x_b − x̄| over the keys in sight, x̄ any point. Whatever
-the pattern is, a score's deviation under it is at most ξρ_i‖t_i‖, hence
+with g the least eigenvalue of G. A score of row a changes by s_i(b) = (Lx̃_a)ᵀ t_i (R_i x_b). Let ξ = |Lx̃_a| and
+let ρ_i, ϱ_i, ϱ be the largest of |R_i(x_b − x̄)|, |W_iᵀ(x_b − x̄)| and |x_b − x̄| over the keys in sight, x̄ any
+point. Whatever the pattern is, a score's deviation under it is at most ξρ_i‖t_i‖, hence
 
     ‖D²y[δ, δ']‖ ≤ Σ_i 2(ϱ_i + ‖ΔW_i‖ϱ)(ξρ_i)² ‖t_i‖‖t_i'‖ + ϱξ Σ_i ρ_i(‖δW_i‖‖t_i'‖ + ‖t_i‖‖δW_i'‖).
 
@@ -25,8 +25,8 @@ from headway.linalg.projected import Rows
 
 
 def second(found: Sample, left: Tensor, right: Tensor, least: float, ball: float) -> float:
-    """‖J(θ) − J(θ')‖/‖θ − θ'‖ at most, while W is off by at most ``ball`` in ‖ω‖; L = ``left`` (r, r), R_i = ``right``
-    (m, d, d), g = ``least``."""
+    """‖J(θ) − J(θ')‖/‖θ − θ'‖ at most, while W is off by at most ``ball`` in ‖ω‖; L = ``left`` (r, r), R_i =
+    ``right`` (m, d, d), g = ``least``."""
     total = 0.0
     for rows in found.problem.chunks:
         xi = (attention.queries(rows.X, found.layer.augmented) @ left).norm(dim=2)  # (n, k)
@@ -61,9 +61,9 @@ def _reach(rows: Rows, sizes: Tensor, mask: str) -> Tensor:
 def answers_off(found: Sample) -> float:
     """‖computed − exact‖ at most of all rows of F, by sums of absolute values.
 
-    A score off by δ changes a weight by a factor within e^{±2δ}; weights that still add up to 1 then move a row by at
-    most (e^{2δ} − 1)ϱ_i. The exponential, its sum and the sums over keys, features and heads are off by their number
-    of terms times eps times the sum of their absolute values.
+    A score off by δ changes a weight by a factor within e^{±2δ}; weights that still add up to 1 then move a row by
+    at most (e^{2δ} − 1)ϱ_i. The exponential, its sum and the sums over keys, features and heads are off by their
+    number of terms times eps times the sum of their absolute values.
     """
     layer, total = found.layer, 0.0
     eps = torch.finfo(found.problem.dtype).eps

@@ -26,7 +26,8 @@ NEAR = 0.5  # part of the least Ritz value that its lower bound reaches before t
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The operator, its Ritz values with the vector of the least, and bounds that hold with the confidence asked."""
+    """The operator, its Ritz values with the vector of the least, and bounds that hold with the confidence
+    asked."""
 
     operator: Scaled
     values: Tensor

@@ -262,7 +262,8 @@ class Products:
         return definite(Q / self.problem.rows, M)
 
     def moments(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """S_i and M_i: as ``blocks``, with each head's queries weighted by their rows' parts of M_i, nothing added."""
+        """S_i and M_i: as ``blocks``, with each head's queries weighted by their rows' parts of M_i, nothing
+        added."""
         m, r, d = self.Theta.shape
         S, M = self.Theta.new_zeros(m, r, r), self.Theta.new_zeros(m, d, d)
         for i, rows in enumerate(self.problem.chunks):
