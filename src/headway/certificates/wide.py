@@ -113,7 +113,8 @@ class _Words:
         return Claim(NAME, f"The layer that made the labels is within {at} of this one in all parameters together "
                      f"({self.goal:.1e} is allowed)",
                      f"the labels are exact, and a layer of this shape within {within}, in scaled parameters, of "
-                     f"{centre} made them; the bound of the least singular value rests on a random start of Lanczos' method",
+                     f"{centre} made them; the bound of the least singular value rests on a random start of "
+                     "Lanczos' method",
                      holds, reason, numbers)
 
     def undecided(self, within: str, reason: str, numbers: Mapping[str, float]) -> Claim:
