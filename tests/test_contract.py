@@ -36,8 +36,8 @@ ORDER = [*(f"core.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "held_out", "jacobian", "rounding", "scaled", "spectrum", "identify", "newton", "slopes", "chained",
-             "factors", "kernel", "radius", "wide", "bars", "known", "report")),
+             "held_out", "jacobian", "rounding", "scaled", "spectrum", "identify", "newton", "slopes", "accurate",
+             "chained", "factors", "kernel", "radius", "wide", "bars", "known", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",

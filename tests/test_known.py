@@ -3,17 +3,16 @@ show."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 
 import headway as hw
+from headway.certificates.accurate import Answers
 from headway.certificates.bars import Tried
-from headway.certificates.jacobian import residuals, sample
+from headway.certificates.jacobian import sample
 from headway.certificates.known import determined, known
 from headway.certificates.newton import Newton
-from headway.certificates.slopes import answers_off
 from headway.certificates.spectrum import Spectrum
 
 
@@ -49,7 +48,7 @@ def test_epsilon_is_that_of_exact_solves_on_a_sample_of_directions():
     found, newton, tried, draw = asked(nudged(layer, 1e-6), data)
     heads = known(found, newton, tried, draw)
     C = torch.linalg.inv(found.normal[0])
-    size = math.sqrt(sum(float(r.square().sum()) for r in residuals(found))) + answers_off(found)
+    size = Answers.of(found).size + Answers.of(found).off
     ratios, each = [], layer.augmented[0].numel()
     for i, (theta, W) in enumerate(heads):
         block = C[i * each : (i + 1) * each, i * each : (i + 1) * each]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import dense
 import headway as hw
 from headway.certificates import slopes
+from headway.certificates.accurate import Answers, bits, cut, scores
 from headway.certificates.jacobian import dense_blocks, low_ranks, residuals, sample
 from headway.certificates.newton import Newton, apart
 from headway.certificates.spectrum import Spectrum
@@ -158,9 +160,36 @@ def test_matrices_of_a_rank_have_one_chart_each_and_it_is_as_flat_as_told():
 def test_float32_answers_are_off_by_less_than_told(extra):
     layer, data = instance(7, **extra)
     fine, rough = (sample(layer, data, 60, dtype) for dtype in (torch.float64, torch.float32))
-    away = math.sqrt(sum(float((a.double() - b).square().sum())
-                         for a, b in zip(residuals(rough), residuals(fine), strict=True)))
-    assert 1e-7 < away <= slopes.answers_off(rough)
+    rough = replace(rough, layer=rough.layer.to(torch.float32))
+    fine = replace(fine, layer=rough.layer.to(torch.float64), problem=rough.problem.to(torch.float64))
+    answers, exact = Answers.of(rough), residuals(fine)
+    away = math.sqrt(sum(float((a.double() - b).square().sum()) for a, b in zip(answers.left, exact, strict=True)))
+    assert 1e-7 < away <= answers.off < 1e3 * away
+    other = Answers.of(fine)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(other.left, exact, strict=True))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_scores_are_right_to_the_last_digit(scale):
+    """Against extended precision, also where large terms cancel."""
+    draw = torch.Generator().manual_seed(0)
+    X = torch.randn(3, 5, 40, generator=draw, dtype=torch.float64)
+    Theta = torch.randn(2, 40, 40, generator=draw, dtype=torch.float64)
+    Theta[:, 0] = scale * Theta[:, 1]
+    X[:, :, 0] = -X[:, :, 1] / scale  # what is left is small beside its terms
+    S, off = scores(X, Theta)
+    wide = [part.numpy().astype(np.longdouble) for part in (X, Theta)]
+    exact = np.einsum("nap,mpq,nbq->namb", wide[0], wide[1], wide[0])
+    error = torch.from_numpy(np.abs(S.numpy() - exact).max(3).astype(np.float64))
+    assert bool((error <= off).all())
+    absolute = attention.scores(X.abs(), Theta.abs()).amax(3)
+    assert float((off / (2 * 40 * 2.0**-52 * absolute)).max()) < 0.2, "what plain sums may be off"
+    first, rest, power = cut(X, 2, 40)
+    assert bool((first + rest == X).all())
+    unit = power * 2.0 ** -(bits(X.dtype, 40) + 1)
+    assert bool((first / unit == (first / unit).round()).all())
+    assert bool((rest.abs() <= unit).all())
+    assert float((power / unit).max()) ** 2 * 40 <= 2.0**53, "sums of products are exact"
 
 
 @pytest.mark.parametrize("extra", CASES)

@@ -30,9 +30,9 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from headway.certificates.accurate import Answers
 from headway.certificates.jacobian import Sample, residuals
 from headway.certificates.newton import Newton, Step, moved
-from headway.certificates.slopes import answers_off
 from headway.core import attention
 from headway.core.devices import normal
 from headway.core.results import Claim, Verdict
@@ -173,12 +173,12 @@ def _claim(found: Sample, bars: Bars, confidence: float) -> Claim:
 
 def _why_not(found: Sample, bars: Bars, numbers: dict[str, float]) -> str:
     """What is left is no noise, or the linear model is not enough; empty where neither shows."""
-    off, left = answers_off(found), _squares(bars.left)
-    if _squares(residuals(found)) <= off**2:
+    answers, left = Answers.of(found), _squares(bars.left)
+    if answers.size <= answers.off:
         return ""  # rounding could have made all of it
-    there = _squares(residuals(replace(found, layer=moved(found.layer, bars.Theta, bars.B))))
+    there = Answers.of(replace(found, layer=moved(found.layer, bars.Theta, bars.B))).size ** 2
     numbers["bent"] = max(there - left, 0.0) / (found.unknowns * bars.noise**2)
-    if there - left > BENT * found.unknowns * bars.noise**2 + off**2:
+    if there - left > BENT * found.unknowns * bars.noise**2 + answers.off**2:
         return ("the layer is too far from the fit to these examples for an answer to first order (second-order "
                 f"effects are {numbers['bent']:.1e} of what noise explains)")
     usual = sum(bars.shown) / len(bars.shown)

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway.certificates.accurate import Answers
 from headway.certificates.bars import Tried, random_labels
-from headway.certificates.jacobian import Sample, residuals
+from headway.certificates.jacobian import Sample
 from headway.certificates.newton import Newton
-from headway.certificates.slopes import answers_off
 from headway.core.results import Claim, Verdict
 from headway.linalg.krylov import conjugate_gradients
 from headway.linalg.projected import Products
@@ -105,7 +105,8 @@ class White:
 def known(found: Sample, newton: Newton, tried: Tried, generator: torch.Generator) -> list[tuple[Known, Known]]:
     """Θ_i and W_i of every head."""
     layer, operator = found.layer, newton.spectrum.operator
-    size = math.sqrt(sum(float(r.square().sum()) for r in residuals(found))) + answers_off(found)
+    answers = Answers.of(found)
+    size = answers.size + answers.off
     white = White(operator.products, generator)
     open_ = torch.zeros_like(white.variance)
     if tried.sure:

@@ -1,5 +1,4 @@
-"""How fast can the Jacobian change, and how far can a computed answer be from the exact one? Bounds for all rows,
-from lengths of tokens.
+"""How fast can the Jacobian change? A bound for all rows, from lengths of tokens.
 
 Scaled coordinates: δΘ_i = L t_i R_i, and for W and c together ω = Cᵀ[δW; δc] with CCᵀ = G, so that ‖δW‖ ≤ ‖ω‖/√g
 with g the least eigenvalue of G. A score of row a changes by s_i(b) = (Lx̃_a)ᵀ t_i (R_i x_b). Let ξ = |Lx̃_a| and
@@ -32,8 +31,7 @@ def second(found: Sample, left: Tensor, right: Tensor, least: float, ball: float
         xi = (attention.queries(rows.X, found.layer.augmented) @ left).norm(dim=2)  # (n, k)
         X = _centred(rows)
         plain = _reach(rows, X.norm(dim=2), found.layer.mask)
-        far, wide = (torch.stack([_reach(rows, (X @ part).norm(dim=2), found.layer.mask) for part in parts], dim=2)
-                     for parts in (right, found.layer.W))  # (n, k, m)
+        far, wide = (reaches(found, rows, parts) for parts in (right, found.layer.W))
         wide = wide + (ball / math.sqrt(least)) * plain.unsqueeze(2)
         alpha = (2 * wide * (xi.unsqueeze(2) * far).square()).amax(2)
         beta = plain * xi * far.amax(2) / math.sqrt(least)
@@ -58,28 +56,8 @@ def _reach(rows: Rows, sizes: Tensor, mask: str) -> Tensor:
     return sizes.amax(1, keepdim=True).expand_as(sizes)
 
 
-def answers_off(found: Sample) -> float:
-    """‖computed − exact‖ at most of all rows of F, by sums of absolute values.
-
-    A score off by δ changes a weight by a factor within e^{±2δ}; weights that still add up to 1 then move a row by
-    at most (e^{2δ} − 1)ϱ_i. The exponential, its sum and the sums over keys, features and heads are off by their
-    number of terms times eps times the sum of their absolute values.
-    """
-    layer, total = found.layer, 0.0
-    eps = torch.finfo(found.problem.dtype).eps
-    m, r, d = layer.augmented.shape
-    for rows in found.problem.chunks:
-        X, absolute = _centred(rows), rows.X.abs()
-        k = X.shape[1]
-        scores = attention.scores(absolute, layer.augmented.abs())  # |x̃|ᵀ|Θ||x|, [n, a, i, b]
-        delta = eps * (r + d + 4) * scores.amax(3)  # (n, k, m)
-        wide = torch.stack([_reach(rows, (X @ part).norm(dim=2), layer.mask) for part in layer.W], dim=2)
-        S = attention.scores(rows.X, layer.augmented)
-        terms = 2 * (S.amax(3) - S.amin(3)) + 3 * k + m * d + 24
-        P = attention.softmax(S, rows.see)
-        shown = torch.einsum("nkmd,mde->nkme", attention.attend(P, absolute), layer.W.abs()).norm(dim=3)
-        each = (torch.expm1(2 * delta) * wide + eps * terms * shown).sum(2) + 2 * eps * rows.Y.norm(dim=2)
-        if rows.valid is not None:
-            each = each * rows.valid.squeeze(2)
-        total += float(each.square().sum())
-    return math.sqrt(total)
+def reaches(found: Sample, rows: Rows, parts: Tensor) -> Tensor:
+    """The largest |A_iᵀ(x_b − x̄)| over the keys in sight of every query, (n, k, m), for A_i = ``parts`` (m, d,
+    ·)."""
+    X = _centred(rows)
+    return torch.stack([_reach(rows, (X @ part).norm(dim=2), found.layer.mask) for part in parts], dim=2)

@@ -34,11 +34,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from headway.certificates.accurate import Answers
 from headway.certificates.jacobian import Sample, residuals
 from headway.certificates.newton import SLACK, Newton, apart, moved
-from headway.certificates.radius import NAME, refined, size_of
+from headway.certificates.radius import NAME, refined
 from headway.certificates.scaled import Scaled
-from headway.certificates.slopes import answers_off, second
+from headway.certificates.slopes import second
 from headway.certificates.spectrum import Spectrum
 from headway.core.layer import AttentionLayer
 from headway.core.results import Claim, Verdict
@@ -59,7 +60,7 @@ def radius_by_products(
         taken = Newton(at, replace(spectrum, operator=operator)).step(residuals(at), 1e-4)
         return taken.Theta, taken.B
 
-    near = refined(found, step, answers_off(found))
+    near = refined(found, step, claim.numbers["rounding"])
     if near is None:
         return claim
     second = _tried_by_products(near, again(near), tolerance, found.layer)
@@ -71,8 +72,8 @@ def _tried_by_products(found: Sample, spectrum: Spectrum, tolerance: float, orig
     unit = float(origin.augmented.flatten(1).norm(dim=1).min())
     words = _Words(tolerance * unit, origin is found.layer)
     operator, newton = spectrum.operator, Newton(found, spectrum)
-    left = residuals(found)
-    size, noise = size_of(found), answers_off(found)
+    answers = Answers.of(found)
+    size, noise = answers.size, answers.off
     numbers = {"residual": size, "rounding": noise, "tolerance": words.goal, "unit": unit}
     if not newton.usable or newton.features <= 0:
         return words.undecided("…", "the least singular value of the Jacobian is not told from zero", numbers)
@@ -82,7 +83,7 @@ def _tried_by_products(found: Sample, spectrum: Spectrum, tolerance: float, orig
     steep = math.sqrt(2) * max(newton.known, 1.0)  # ‖J‖ at most
     if words.here and far <= chart.ball and size - noise > (steep + chart.second * far / 2) * far:
         return words.no(size, numbers)
-    step = newton.step(left, SOLVED)
+    step = newton.step(answers.left, SOLVED)
     shown = newton.known * step.off + operator.rounding.projector * size
     away = math.hypot(step.off, shown) + newton.whole * (noise + newton.known * chart.tail)
     eta = math.hypot(float(step.t.norm()), newton.shown(step.B)) * (1 + SLACK) + away
