@@ -24,7 +24,7 @@ from headway.certificates.newton import Newton
 from headway.certificates.spectrum import Spectrum
 from judged import Case
 
-SEEDS = range(100, 104)  # thresholds were chosen on seeds 0 to 3
+SEEDS = range(100, 102)  # thresholds were chosen on seeds 0 to 3
 FITTED = 1e-6  # what "fitted" promises
 LEVEL = 1e-3  # of ε, up to which a direction counts as known
 
