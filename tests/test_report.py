@@ -243,6 +243,7 @@ def test_a_demonstration_tells_all(pages, runs):
                   "headway demo --heads 3 --width 12 --seed 0", "Provably learning a multi-head attention layer"):
         assert words in page
     assert "has no certificate" not in page
+    assert "Θ known to 1e-06" in page
     claims = gather(runs / "demo").certificate.claims
     assert page.count("rests on") == len(claims)
 
