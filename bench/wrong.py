@@ -94,7 +94,8 @@ def main() -> None:
             found, off = hw.certify(wrong, fresh, seed=seed), beyond(wrong, truth, seed, length)
             certificates += 1
             for name in CLAIMS:
-                note(error, name, found[name], true(name, found[name], wrong, truth, off))
+                note(error, name, found[name],
+                     found[name].holds == "yes" and true(name, found[name], wrong, truth, off))
         if seed % 5 == 0:
             identify.DENSE = report.DENSE = FORMED
             turned = hw.FactoredLayer.random(2, 6, size=4, form=hw.Form(rotary=hw.Rotary(base=100.0)), seed=seed)
