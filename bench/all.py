@@ -27,7 +27,8 @@ SCRIPTS = ("bench/trained.py", "bench/recall.py", "bench/adam_tuning.py", "bench
            "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/same.py", "bench/behaviours.py",
            "bench/forms.py", "bench/which.py", "bench/sculpt.py",
            "bench/cost.py", "bench/coverage.py", "bench/bars.py", "bench/wrong.py",
-           "bench/determined.py", "bench/certify_wide.py", "bench/certify_large.py", "bench/mixture.py", "bench/planted.py",
+           "bench/determined.py", "bench/certify_wide.py", "bench/certify_large.py", "bench/mixture.py",
+           "bench/planted.py",
            "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/zoo.py", "docs/figure.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
         "bench/real.py --device cpu --layers 5 --adam 0", "bench/time_to.py --device cuda --layers 3",
