@@ -46,6 +46,7 @@ EVEN = 0.1  # deviation of what they show, relative to its mean, at which they e
 TOLERANCE = 1e-2  # of their solves: bars a hundredth too short or long
 BENT = 0.1  # of what noise lets parameters explain: second-order effects beyond it leave the claim undecided
 STRUCTURE = 6.0  # deviations by which a residual may answer to the inputs before it is not taken for noise
+ROWS = 400  # below which what answers to the inputs is not told from noise: with 60 a whole head was once not
 HEADS = 4  # random heads whose answers it is compared with, beside those of tokens and their mean
 
 
@@ -181,6 +182,9 @@ def _why_not(found: Sample, bars: Bars, numbers: dict[str, float]) -> str:
     if there - left > BENT * found.unknowns * bars.noise**2 + answers.off**2:
         return ("the layer is too far from the fit to these examples for an answer to first order (second-order "
                 f"effects are {numbers['bent']:.1e} of what noise explains)")
+    if found.problem.rows < ROWS:
+        return (f"{found.problem.rows} rows are too few to tell noise from what answers to the inputs; {ROWS} would "
+                "do")
     usual = sum(bars.shown) / len(bars.shown)
     # Of f degrees, known from the random labels: their mean is f, a deviation √(2f).
     numbers["structure"] = (explained(found, bars.left) / bars.noise**2 - usual) / math.sqrt(2 * usual)

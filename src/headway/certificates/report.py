@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from functools import cache
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.certificates.bars import Tried, error_bars, error_bars_by_products
+from headway.certificates.bars import ROWS, Tried, error_bars, error_bars_by_products
 from headway.certificates.factors import triangle, unknowns
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, NAME, identifiability
@@ -113,13 +114,24 @@ def _of_matrices(
     newton = Newton(basis, spectrum())
     tried = Tried.of(basis, newton, draw)
     if small:
-        near = [radius(basis, tolerance), error_bars(basis, confidence)]
+        near = [radius(basis, tolerance), error_bars(_more(basis, examples, sequences), confidence)]
     elif first.holds == Verdict.YES:
+        more = _more(basis, examples, sequences)
+        seen = tried if more is basis else Tried.of(more, Newton(more, look(more)), draw)
         near = [radius_by_products(basis, spectrum(), tolerance, look),
-                error_bars_by_products(basis, tried, confidence)]
+                error_bars_by_products(more, seen, confidence)]
     else:
         near = _unsaid(*2 * ("the parameters are not known to be determined by these examples",))[:2]
     return [first, *near, determined(basis, newton, tried, tolerance, draw), _conditions(layer)]
+
+
+def _more(basis: Sample, examples: Examples, sequences: int | None) -> Sample:
+    """As many examples as it takes to tell noise from what answers to the inputs, unless a number was asked for."""
+    rows = basis.problem.rows
+    if sequences is not None or rows >= ROWS or basis.sequences == len(examples):
+        return basis
+    return sample(basis.layer, examples, math.ceil(1.2 * ROWS * basis.sequences / max(rows, 1)), torch.float64,
+                  basis.ranks)
 
 
 def _of_factors(
