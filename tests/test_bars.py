@@ -99,3 +99,18 @@ def test_filling_counts_for_nothing():
     one, other = error_bars(sample(layer, padded, 150, torch.float64)), by_products(layer, padded)
     assert one.holds == other.holds == "yes"
     assert one.numbers["noise"] == pytest.approx(other.numbers["noise"], rel=1e-3)
+
+
+def test_few_rows_never_pass_a_missing_head_for_noise():
+    """From ten sequences of six tokens one did: more are taken where there are more, else nothing is said."""
+    truth = hw.AttentionLayer.random(2, 6, seed=7018)
+    data = hw.draw(truth, count=500, length=6, law="gaussian", seed=8018)
+    fewer = replace(truth, Theta=truth.Theta[1:], W=truth.W[1:])
+    assert hw.certify(fewer, data)["error bars"].holds == "undecided"
+    few = hw.certify(fewer, data, sequences=15)["error bars"]
+    assert few.holds == "undecided"
+    noisy = hw.draw(truth, count=500, length=6, law="gaussian", noise=0.01, seed=8018)
+    assert hw.certify(truth, noisy)["error bars"].holds == "yes"
+    short = hw.certify(truth, noisy, sequences=40)["error bars"]
+    assert short.holds == "undecided"
+    assert "240 rows are too few" in short.reason

@@ -183,8 +183,8 @@ def _why_not(found: Sample, bars: Bars, numbers: dict[str, float]) -> str:
         return ("the layer is too far from the fit to these examples for an answer to first order (second-order "
                 f"effects are {numbers['bent']:.1e} of what noise explains)")
     if found.problem.rows < ROWS:
-        return (f"{found.problem.rows} rows are too few to tell noise from what answers to the inputs; {ROWS} would "
-                "do")
+        return (f"{found.problem.rows} rows are too few to tell noise from what answers to the inputs; "
+                f"{ROWS} would do")
     usual = sum(bars.shown) / len(bars.shown)
     # Of f degrees, known from the random labels: their mean is f, a deviation √(2f).
     numbers["structure"] = (explained(found, bars.left) / bars.noise**2 - usual) / math.sqrt(2 * usual)
