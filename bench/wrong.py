@@ -17,6 +17,7 @@ from headway.certificates import identify, report
 from headway.core.layer import AttentionLayer
 
 TRIALS = range(200)
+FRESH = 17_000  # the least number of rows (bars.ROWS) was set on 7000 and on
 MANY = 1000  # other sequences, that stand for the law
 FORMED = identify.DENSE
 CLAIMS = ("held-out quantile", "distance to the truth", "error bars", "what is determined")
@@ -85,9 +86,9 @@ def main() -> None:
         heads, width, length = 2 + seed % 3, (5, 6, 8)[seed % 7 // 3], 6
         # Below this size the Jacobian is formed.
         identify.DENSE = report.DENSE = FORMED if seed % 2 else 0
-        truth = AttentionLayer.random(heads, width, scale=1.0 + seed % 3, seed=7000 + seed,
+        truth = AttentionLayer.random(heads, width, scale=1.0 + seed % 3, seed=FRESH + seed,
                                       rank=None if seed % 3 else 2)
-        fresh = hw.draw(truth, count=500, length=length, law="gaussian", seed=8000 + seed)
+        fresh = hw.draw(truth, count=500, length=length, law="gaussian", seed=FRESH + 1000 + seed)
         names = list(ERRORS) if seed % 5 == 0 else ["none", list(ERRORS)[1 + seed % 4]]
         for error in names:
             wrong = ERRORS[error](truth)
@@ -100,7 +101,7 @@ def main() -> None:
             identify.DENSE = report.DENSE = FORMED
             turned = hw.FactoredLayer.random(2, 6, size=4, form=hw.Form(rotary=hw.Rotary(base=100.0)), seed=seed)
             other = replace(turned, form=hw.Form(rotary=hw.Rotary(base=101.0)))
-            fresh = hw.draw(turned, count=500, length=length, law="gaussian", seed=8000 + seed)
+            fresh = hw.draw(turned, count=500, length=length, law="gaussian", seed=FRESH + 1000 + seed)
             found, off = hw.certify(other, fresh, seed=seed), beyond(other, turned, seed, length)
             certificates += 1
             for name in CLAIMS:
