@@ -34,6 +34,7 @@ def measured() -> str:
          Record("coverage")),
         ("certificates: errors planted in 200 layers, six ways each", spoiled(), Record("spoiled")),
         ("certificates: radius on recovered layers", radius(), Record("radius")),
+        *certified(),
         ("the second paper: a posteriori training bound over measured loss", posterior(),
          Record("guarantee_training")),
         ("the second paper: one run's training loss plus the bound on the average gap, below log 2", risk(),
@@ -199,9 +200,12 @@ def notes() -> str:
 
 def identified() -> str:
     r = Record("certify_large")
-    busy = " beside other work" if "beside other work" in r.kept["machine"] else ""
     return (f"{r.summary['holds']}: least eigenvalue at least {r.rows[0]['lower_bound']:.1e} after "
-            f"{r.rows[0]['products']:.0f} products; {r.summary['seconds']:,.0f} s{busy}")
+            f"{r.rows[0]['products']:.0f} products; {r.summary['seconds']:,.0f} s{busy(r)}")
+
+
+def busy(r: Record) -> str:
+    return " beside other work" if "beside other work" in r.kept["machine"] else ""
 
 
 # -- the papers -------------------------------------------------------------------------------------------------
@@ -340,6 +344,43 @@ def radius() -> str:
             f"{sum(p == 'yes' for p in r.column('planted error'))}")
 
 
+def certified() -> list[tuple[str, str, Record]]:
+    """What certificates say beyond radius and quantile, and whether it is so."""
+    said = {"bars": ("error bars of every head, three laws of noise", _bars),
+            "wrong": ("layers with a planted error (an entry, a head, two projections, a rotary base)", _wrong),
+            "determined": ("what text-like inputs determine of each head", _determined),
+            "certify_wide": ("claims on the Jacobian at widths where it is not formed", _wide)}
+    return [(f"certificates: {what}", words(Record(name)), Record(name))
+            for name, (what, words) in said.items() if kept(name)]
+
+
+def _bars(r: Record) -> str:
+    level = ", ".join(f"{share:.3g} at nominal {name}" for name, share in r.summary["least coverage"].items())
+    over = span(r.column("mean bound over error"), ".1f")
+    return f"least coverage {level}; a bound is {over} times the error, in the mean"
+
+
+def _wrong(r: Record) -> str:
+    return (f"{r.summary['certificates']} certificates of {r.summary['trials']} layers: "
+            f"{r.summary['false yes'] or 'none'} with a yes where the claim is false")
+
+
+def _determined(r: Record) -> str:
+    shares = [math.floor(100 * row["Θ known"]) for row in r.rows if row.get("Θ known") is not None]
+    least = float(r.summary["least share of directions within ε"])
+    along = "all" if least == 1.0 else f"at least {100 * least:.4g} %"
+    return (f"of {r.summary['judged']} layers learned (of {r.summary['layers']}, in 60 s each), {min(shares)} to "
+            f"{max(shares)} % of the directions of Θ are known to 1e-3; along {along} of these the learned "
+            "layer is within the stated ε of the true one")
+
+
+def _wide(r: Record) -> str:
+    last = r.rows[-1]
+    said = "all decided" if not r.summary["undecided"] else f"{r.summary['undecided']} undecided"
+    return (f"{said} up to width {last['width']} ({last['parameters']:,} parameters), there with "
+            f"{last['products']} products in {last['seconds']:,.0f} s{busy(r)}")
+
+
 def certificates() -> str:
     """docs/certificates.md."""
     r, large = Record("coverage"), Record("certify_large")
@@ -361,6 +402,7 @@ def certificates() -> str:
         ("held-out claims about the layer that `headway demo` learns, 500 fresh sequences", demonstrated(),
          Record("demonstrated")),
         (f"radius on {len(Record('radius').rows)} recovered layers (d ≤ 16)", radius(), Record("radius")),
+        *((words.removeprefix("certificates: "), *rest) for words, *rest in certified()),
         ("identifiability at width 384 with 12 heads, among layers of that rank", identified(), large)])
 
 

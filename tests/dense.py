@@ -347,3 +347,16 @@ def formed(X, Z, t, form, padding=None, key_padding=None, positions=None, key_po
         P.append(patterns)
     return torch.tensor(Y, dtype=torch.complex128), torch.tensor(P, dtype=torch.complex128)
 
+
+
+def tangent_step(J, r, basis, left, right):
+    """The least-squares step of r in (Θ, B) where left⁻¹ Θ_i right_i⁻¹ moves in the span of ``basis``."""
+    m, rows, d = len(right), len(left), right.shape[2]
+    size = m * rows * d
+    ways = [left @ column.view(m, rows, d) @ right for column in basis.T]
+    K = torch.cat([torch.stack([J[:, :size] @ way.flatten() for way in ways], dim=1), J[:, size:]], dim=1)
+    U, s, Vh = torch.linalg.svd(K, full_matrices=False)
+    live = s > 1e-10 * s[0]
+    solution = Vh[live].T @ ((U[:, live].T @ r) / s[live])
+    Theta = sum(a * way for a, way in zip(solution[: len(ways)], ways, strict=True))
+    return Theta, solution[len(ways) :]

@@ -58,6 +58,11 @@ SMALL = {  # constants of the script, for a run of seconds
     "cost": {"SEEDS": (200,), "HEADS": range(1, 2)},
     "coverage": {"REPETITIONS": 2, "WHOLE": 4000, "LAYERS": range(1), "DEMO": {"heads": 2, "width": 8}},
     "spoiled": {"TRIALS": 2, "TRUE": 1000},
+    "bars": {"REPETITIONS": {"dense": 2, "products": 1}, "LEVELS": (0.9,)},
+    "wrong": {"TRIALS": range(2), "MANY": 200},
+    "determined": {"SEEDS": (0,), "SCENES": {"words": lambda seed: importlib.import_module("scenes").words(
+        2, 8, 500)(seed)}},
+    "certify_wide": {"SHAPES": ({"heads": 2, "width": 10, "rank": 3},), "LENGTH": 8},
     "certify_large": {"SHAPE": {**TINY, "rank": 4}, "COUNT": 200},
     "mixture": {"HEADS": (1, 2), "TRIALS": 1, "STEPS": 10},
     "planted": {"HEADS": (1,), "TRIALS": 1, "STEPS": 3},
@@ -182,6 +187,14 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
                  "stopped": lambda s, r: s["below nominal"] == 0 < len(r) and all(row["covered"] < 1 for row in r),
                  "demonstrated": lambda s, r: every(r[:2], holds="yes"),
                  "radius": lambda s, r: every(r, decided="yes", inside=True, **{"planted error": "no"})},
+    "bars": {"bars": lambda s, r: len(r) == 6 and all(row["covered"] == 1.0 and row["undecided"] == 0 for row in r)
+             and positive(*(row["mean bound over error"] for row in r))},
+    "wrong": {"wrong": lambda s, r: s["false yes"] == 0 and s["certificates"] == 8 and all(
+        row["yes"] == 2 for row in r if row["error"] == "none")},
+    "determined": {"determined": lambda s, r: s["layers"] == s["judged"] == 1 and 0.5 < r[0]["Θ known"] < 1
+                   and s["least share of directions within ε"] >= 0.99 and r[0]["one function there"]},
+    "certify_wide": {"certify_wide": lambda s, r: s["undecided"] == 0 and every(
+        r, **{"distance to the truth": "yes", "error bars": "yes"})},
     "certify_large": {"certify_large": lambda s, r: s["holds"] == "yes" and positive(
         r[0]["parameters"], s["seconds"])},
     "mixture": {"mixture": lambda s, r: {row["heads"] for row in r} == {1, 2} and all(

@@ -307,7 +307,7 @@ def test_keys_are_what_the_bound_is_about_where_they_come_from_another_sequence(
 # -- the whole ----------------------------------------------------------------------------------------------------
 
 NAMED = ["held-out quantile", "held-out mean", "identifiability", "distance to the truth", "error bars",
-         "non-degeneracy"]
+         "what is determined", "non-degeneracy"]
 
 
 def test_plain_factors_have_every_claim():

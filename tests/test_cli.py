@@ -316,7 +316,7 @@ def test_a_certificate_of_another_layer_is_not_believed(tmp_path):
     hw.learn(data, heads=1, run=run)
     assert run.certificate() is None
     run.certified(hw.certify(layer, hw.draw(layer, count=50, length=4, seed=2)), {})
-    assert len(run.certificate().claims) == 6
+    assert len(run.certificate().claims) == 7
     save_layer(tmp_path / "run" / "layer.safetensors", hw.AttentionLayer.random(heads=1, width=4, seed=9))
     with pytest.raises(hw.InputError, match="another"):
         run.certificate()

@@ -244,6 +244,7 @@ def test_a_demonstration_tells_all(pages, runs):
                   "Provably learning a multi-head attention layer"):
         assert words in page
     assert "has no certificate" not in page
+    assert "Θ known to 1e-06" in page
     claims = gather(runs / "demo").certificate.claims
     assert page.count("rests on") == len(claims)
 

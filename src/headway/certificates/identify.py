@@ -10,22 +10,20 @@ layer with that head size has.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from headway.certificates import rounding
 from headway.certificates.jacobian import Sample
-from headway.certificates.scaled import Scaled
+from headway.certificates.spectrum import FREE, Spectrum
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer, alike
 from headway.core.results import Claim, Verdict
-from headway.linalg.krylov import lanczos, lanczos_error
 
 DENSE = 4000  # parameters up to which the normal matrix is formed
-FREE = 1e-7  # singular values below this, relative to the largest of the scaled Jacobian, are free directions
 CLEAR = 1e-5  # and above this they are not; between, undecided
-NORM = 12  # Lanczos steps for the norm of the Jacobian with W known, which its rounding asks for
 NAME = "identifiability"
 
 
@@ -47,6 +45,11 @@ def causes(layer: AttentionLayer, examples: Examples, found: Sample) -> list[str
                      "of the attention matrices")
     named += still_directions(examples)
     return named
+
+
+def open_(named: list[str]) -> bool:
+    """Whether one of these causes by itself leaves directions free."""
+    return any(word.startswith(("too few", "head", "coordinate")) for word in named)
 
 
 def still_directions(examples: Examples) -> list[str]:
@@ -74,9 +77,10 @@ def _still(X: Tensor, padding: Tensor | None, whose: str) -> list[str]:
 
 
 def identifiability(
-    layer: AttentionLayer, examples: Examples, found: Sample, confidence: float, generator: torch.Generator,
-    steps: int,
+    layer: AttentionLayer, examples: Examples, found: Sample, spectrum: Callable[[], Spectrum]
 ) -> Claim:
+    """``spectrum`` is asked for only where the dense matrix is too large and no cause of free directions is
+    seen."""
     named = causes(layer, examples, found)
     assumption = "none: a property of the layer and these inputs"
     statement = (f"The {found.unknowns} parameters are determined, to first order, by {found.sequences} sequences "
@@ -88,10 +92,10 @@ def identifiability(
     numbers = {"parameters": float(found.unknowns), "sequences": float(found.sequences)}
     if found.unknowns <= DENSE and found.ranks is None:
         more, holds, reason = _dense(found)
-    elif any(word.startswith(("too few", "head", "coordinate")) for word in named):
+    elif open_(named):
         more, holds, reason = {}, Verdict.NO, "free directions of known cause"
     else:
-        more, holds, reason = _by_products(found, confidence, generator, steps)
+        more, holds, reason = _by_products(spectrum())
         assumption += "; the bound rests on a random start of Lanczos' method"
     if named:
         reason = "; ".join(named) if holds == Verdict.NO else reason + "; " + "; ".join(named)
@@ -125,42 +129,18 @@ def _where(found: Sample, v: Tensor) -> str:
     return f"the attention matrix of head {i + 1}" if theta[i] >= W[j] else f"the projection of head {j + 1}"
 
 
-def _by_products(
-    found: Sample, confidence: float, generator: torch.Generator, steps: int
-) -> tuple[dict[str, float], Verdict, str]:
-    """λ_min ≥ θ_min − ε·λ_max − rounding, θ_min the least Ritz value after ``steps`` products from a start that is
-    uniform on the tangent space's sphere, ε of that dimension. θ_min itself bounds λ_min from above only.
-
-    Three things may go wrong, each with a third of the probability allowed: a start that misses λ_min, one that
-    misses λ_max, and one that misses the largest eigenvalue with W known, which the rounding asks for.
-    """
-    operator, size = Scaled(found, generator), found.theta_unknowns
-    sure = 1.0 - (1.0 - confidence) / 3
-
-    def most(values: Tensor) -> float:
-        """An upper bound of the largest eigenvalue: a Ritz value is a lower one."""
-        return float(values[-1]) / max(1.0 - lanczos_error(len(values), size, sure), 1e-9)
-
-    known = most(lanczos(operator.given_w, operator.start(generator), NORM)[0])
-
-    def bound(values: Tensor) -> tuple[float, float, float]:
-        epsilon, top = lanczos_error(len(values), size, sure), most(values)
-        return float(values[0]) - epsilon * top, epsilon, operator.rounding.ritz(len(values), top, known)
-
-    def enough(values: Tensor) -> bool:
-        least, _, off = bound(values)
-        return least > off or float(values[0]) <= FREE**2 * float(values[-1])
-
-    values, v = lanczos(operator, operator.start(generator), steps, enough)
-    used, (least, epsilon, off) = len(values), bound(values)
-    theta, largest, features = float(values[0]), float(values[-1]), operator.features
+def _by_products(spectrum: Spectrum) -> tuple[dict[str, float], Verdict, str]:
+    """Full rank, because the least eigenvalue is above 0."""
+    values, operator, size = spectrum.values, spectrum.operator, spectrum.size
+    least, epsilon, off = spectrum.least, spectrum.epsilon, spectrum.off
+    used, theta, largest, features = len(values), float(values[0]), float(values[-1]), operator.features
     numbers = {"least_ritz_value": theta, "largest_ritz_value": largest, "lower_bound": least - off,
                "lanczos_error": epsilon, "rounding": off, "dimension": float(size), "products": float(used),
                "features_least": float(features[0] / features[-1])}
     if float(features[0]) <= FREE**2 * float(features[-1]):
         return numbers, Verdict.NO, "the features of the heads depend on each other"
     if theta <= FREE**2 * largest:
-        head = int(v.flatten(1).norm(dim=1).argmax())
+        head = int(spectrum.vector.flatten(1).norm(dim=1).argmax())
         return numbers, Verdict.NO, f"a direction in the attention matrix of head {head + 1} leaves no trace"
     if least > off:
         return numbers, Verdict.YES, (

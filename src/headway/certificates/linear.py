@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headway.certificates.identify import DENSE, FREE, NAME
+from headway.certificates.identify import DENSE, NAME
+from headway.certificates.spectrum import FREE
 from headway.core import attention, operator
 from headway.core.counting import LinearSize
 from headway.core.examples import Examples
@@ -34,6 +35,7 @@ def claims(layer: AttentionLayer, examples: Examples, sequences: int | None) -> 
             *(Claim(name, statement, "–", Verdict.UNDECIDED, SINGLE) for name, statement in (
                 ("distance to the truth", "The layer that made the labels is near this one"),
                 ("error bars", "Errors per head"),
+                ("what is determined", "Directions of each head that these inputs determine"),
                 ("non-degeneracy", "The heads are in general position, as the provable algorithm asks")))]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,17 @@ import torch
 from torch import Tensor
 
 from headway.certificates import linear
+from headway.certificates.bars import ROWS, Tried, error_bars, error_bars_by_products
 from headway.certificates.factors import triangle, unknowns
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, NAME, identifiability
 from headway.certificates.jacobian import Sample, low_ranks, parameters, sample
 from headway.certificates.kernel import identified
-from headway.certificates.radius import error_bars, radius
+from headway.certificates.known import determined
+from headway.certificates.newton import Newton
+from headway.certificates.radius import radius
+from headway.certificates.spectrum import Spectrum
+from headway.certificates.wide import radius_by_products
 from headway.core import checks, conditions
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.factored import FactoredLayer
@@ -50,10 +57,11 @@ def certify(
     the root mean square error is at most ``mean_tolerance``, given bounds on the teacher's rows and on tokens.
     identifiability: the Jacobian on ``sequences`` of the examples (default: five times the counting floor) has full
     rank; for large layers by at most ``steps`` of Lanczos' method. distance to the truth: the exact solution is
-    within ``tolerance``. error bars: expected errors under noise. non-degeneracy: the first paper's conditions.
+    within ``tolerance``. error bars: how far each head may be off under noise. what is determined: which part of
+    each head these inputs determine to ``tolerance``. non-degeneracy: the first paper's conditions.
     A layer in factors, of any form, gets the same claims: identifiability is then about all its factors, up to what
-    the form leaves free, and the last three stay undecided unless its scores are plain. Of linear scores it is
-    about the operator, one more claim says whether fewer heads could compute it, and the last three stay undecided.
+    the form leaves free, and the last four stay undecided unless its scores are plain. Of linear scores it is
+    about the operator, one more claim says whether fewer heads could compute it, and the last four stay undecided.
     Each claim holds, does not, or is undecided. ``seen`` is what the layer was learned from: the examples, or their
     ``hashes()``, and a single sequence of them is refused; or their ``digest()``, and only all of them are.
 
@@ -133,8 +141,33 @@ def _of_matrices(
     """What the Jacobian in (Θ, u, W, c) says, and the conditions."""
     small = parameters(layer) <= DENSE
     basis = sample(layer, examples, sequences, torch.float64, None if small else low_ranks(layer))
-    return [identifiability(layer, examples, basis, confidence, draw, steps),
-            *(_near(basis, tolerance) if small else _too_large(layer)), _conditions(layer)]
+
+    def look(at: Sample) -> Spectrum:
+        return Spectrum.of(at, confidence, draw, steps)
+
+    spectrum = cache(lambda: look(basis))
+    first = identifiability(layer, examples, basis, spectrum)
+    newton = Newton(basis, spectrum())
+    tried = Tried.of(basis, newton, draw)
+    if small:
+        near = [radius(basis, tolerance), error_bars(_more(basis, examples, sequences), confidence)]
+    elif first.holds == Verdict.YES:
+        more = _more(basis, examples, sequences)
+        seen = tried if more is basis else Tried.of(more, Newton(more, look(more)), draw)
+        near = [radius_by_products(basis, spectrum(), tolerance, look),
+                error_bars_by_products(more, seen, confidence)]
+    else:
+        near = _unsaid(*2 * ("the parameters are not known to be determined by these examples",))[:2]
+    return [first, *near, determined(basis, newton, tried, tolerance, draw), _conditions(layer)]
+
+
+def _more(basis: Sample, examples: Examples, sequences: int | None) -> Sample:
+    """As many examples as it takes to tell noise from what answers to the inputs, unless a number was asked for."""
+    rows = basis.problem.rows
+    if sequences is not None or rows >= ROWS or basis.sequences == len(examples):
+        return basis
+    return sample(basis.layer, examples, math.ceil(1.2 * ROWS * basis.sequences / max(rows, 1)), torch.float64,
+                  basis.ranks)
 
 
 def _of_factors(
@@ -152,9 +185,7 @@ def _of_factors(
         first = identified(triangle(layer, examples, sequences), examples)
     if layer.multiplies_out:
         dense = layer.dense()
-        near = (_near(sample(dense, examples, sequences, torch.float64), tolerance) if parameters(dense) <= DENSE
-                else _too_large(dense))
-        return [first, *near, _conditions(dense)]
+        return [first, *_of_matrices(dense, examples, sequences, confidence, draw, steps, tolerance)[1:]]
     here = f"({layer.form.describe()}{', keys of another sequence' if layer.cross else ''} here)"
     near = _unsaid("it takes a bound on how fast the Jacobian changes, and Headway has one for "
                    f"{PLAIN} only {here}",
@@ -163,20 +194,13 @@ def _of_factors(
                                 f"it is not asked here: the conditions are measured for {PLAIN} only {here}")]
 
 
-def _near(basis: Sample, tolerance: float) -> list[Claim]:
-    return [radius(basis, tolerance), error_bars(basis)]
-
-
-def _too_large(layer: AttentionLayer) -> list[Claim]:
-    size = f"the layer has {parameters(layer)} parameters: a dense Jacobian is used up to {DENSE}"
-    return _unsaid(size, size)
-
-
 def _unsaid(distance: str, bars: str) -> list[Claim]:
-    """The claims that need a dense Jacobian in (Θ, u, W, c), and why they are not made."""
+    """The claims that need a Jacobian in (Θ, u, W, c), and why they are not made."""
     return [Claim("distance to the truth", "The layer that made the labels is near this one", "–",
                   Verdict.UNDECIDED, distance),
-            Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, bars)]
+            Claim("error bars", "Errors per head", "–", Verdict.UNDECIDED, bars),
+            Claim("what is determined", "Directions of each head that these inputs determine", "–",
+                  Verdict.UNDECIDED, bars)]
 
 
 def _check(layer: AttentionLayer | FactoredLayer, examples: Examples) -> None:

@@ -27,7 +27,7 @@ class Scaled:
         # W and c as the layer has them, not as these labels would have them: J is the layer's own.
         point = replace(evaluate(found.problem, found.layer.augmented), W=found.layer.W)
         self.products = Products(found.problem, point, found.problem.dtype)
-        G = point.factor @ point.factor.T
+        G = self.gram = point.factor @ point.factor.T
         root = G.diagonal().clamp_min(1e-300).rsqrt()
         self.features = torch.linalg.eigvalsh(G * root[:, None] * root[None, :])
         Theta = found.layer.augmented
@@ -36,8 +36,9 @@ class Scaled:
         scaled = torch.linalg.solve(self.left, Theta) @ torch.linalg.inv(self.right)
         if found.ranks is not None:
             most = max(found.ranks)
-            U, _, Vh = torch.linalg.svd(scaled, full_matrices=False)
+            U, self.singular, Vh = torch.linalg.svd(scaled, full_matrices=False)
             within = (torch.arange(most, device=U.device) < torch.tensor(found.ranks, device=U.device)[:, None])
+            self.within = within > 0
             self.U, self.Vh = U[:, :, :most] * within.unsqueeze(1), Vh[:, :most] * within.unsqueeze(2)
         along = self.tangent(scaled)
         self.along = along / along.flatten(1).norm(dim=1).clamp_min(1e-30).view(-1, 1, 1)
@@ -48,8 +49,12 @@ class Scaled:
 
     def start(self, generator: torch.Generator) -> Tensor:
         """Its direction is uniform on the sphere of the tangent space: a Gaussian vector, projected."""
+        return self.tangent(self.anywhere(generator))
+
+    def anywhere(self, generator: torch.Generator) -> Tensor:
+        """The same among all matrices, where ``given_w`` lives."""
         Theta = self.found.layer.augmented
-        return self.tangent(torch.randn(Theta.shape, generator=generator, dtype=torch.float64).to(Theta))
+        return torch.randn(Theta.shape, generator=generator, dtype=torch.float64).to(Theta)
 
     def tangent(self, v: Tensor) -> Tensor:
         if self.found.ranks is None:
@@ -59,13 +64,40 @@ class Scaled:
         return inside
 
     def _between(self, v: Tensor, known: bool = False) -> Tensor:
-        """T·D^{-1/2} N D^{-1/2}·T v, or the same with W ``known``: nothing projected out."""
-        product = self.products.curvature_given_w if known else self.products.curvature
-        return self.tangent(self.left @ product(self.left @ self.tangent(v) @ self.right) @ self.right)
+        """T·D^{-1/2} N D^{-1/2}·T v, or with W ``known``, on all matrices: nothing projected out, T = I."""
+        if known:
+            return self.left @ self.products.curvature_given_w(self.out(v)) @ self.right
+        return self.tangent(self.left @ self.products.curvature(self.out(self.tangent(v))) @ self.right)
 
     def _stretched(self, v: Tensor) -> Tensor:
         longer: Tensor = v + self.stretch * self.along * (self.along * v).sum((1, 2), keepdim=True)
         return longer
+
+    @property
+    def thinnest(self) -> float:
+        """The least singular value that counts to the rank of a scaled Θ_i."""
+        return float(self.singular[:, : self.within.shape[1]][self.within].min())
+
+    @property
+    def tail(self) -> float:
+        """How far the scaled Θ_i are from matrices of their ranks, rounding included."""
+        beyond = self.singular.clone()
+        beyond[:, : self.within.shape[1]][self.within] = 0.0
+        eps = torch.finfo(beyond.dtype).eps
+        return float(beyond.norm() + 10 * eps * len(self.left) * self.singular[:, 0].norm())
+
+    def into(self, G: Tensor) -> Tensor:
+        """R·T·D^{-1/2} G: a gradient in Θ as one in v."""
+        return self._stretched(self.tangent(self.left @ G @ self.right))
+
+    def scaled(self, v: Tensor) -> Tensor:
+        """t = T·R v, the change of Θ in the coordinates of D."""
+        return self.tangent(self._stretched(v))
+
+    def out(self, t: Tensor) -> Tensor:
+        """D^{-1/2} t: the change of Θ."""
+        change: Tensor = self.left @ t @ self.right
+        return change
 
     def __call__(self, v: Tensor) -> Tensor:
         return self._stretched(self._between(self._stretched(v)))

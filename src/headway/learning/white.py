@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
-from headway.core.devices import normal
 from headway.learning.shapes import Factored
 from headway.learning.thin import Thin, ThinPoint, ThinProducts
 from headway.linalg.projected import Point, Problem, Products
@@ -124,21 +123,6 @@ class FreeWhite(Products):
         self.scores = Scores(*self.moments(generator), None if low is None else (low.A, low.B))
         self.directions, self.empty = self.scores.directions, self.scores.empty
 
-    def moments(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """S_i and M_i, by one random vector a row as in ``blocks``."""
-        m, r, d = self.Theta.shape
-        S, M = self.Theta.new_zeros(m, r, r), self.Theta.new_zeros(m, d, d)
-        generator = self.problem.ranks.own(generator)
-        for i, rows in enumerate(self.problem.chunks):
-            omega = normal(rows.Y, generator)
-            omega = omega if rows.valid is None else omega * rows.valid
-            T = attention.key_side(self._at(i)[0], rows.X, attention.spread(omega, self.W))
-            T = T.flatten(0, 1).transpose(0, 1)
-            asking = T.norm(dim=2, keepdim=True) * attention.queries(rows.X, self.Theta).reshape(1, -1, r)
-            S, M = S + asking.mT @ asking, M + T.mT @ T
-        S, M = self.problem.ranks.totals(S, M)
-        return S / _total(M), M
-
     def like(self) -> Tensor:
         return torch.zeros_like(self.Theta)
 
@@ -188,11 +172,6 @@ class FreeWhite(Products):
             for at in range(0, len(rows.X), step):
                 some = slice(at, at + step)
                 yield P[some], H[at * k : (at + step) * k], rows.X[some], asking[some].flatten(0, 1)
-
-
-def _total(M: Tensor) -> Tensor:
-    """tr M_i, not zero."""
-    return M.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(M.dtype).tiny * 1e6)[:, None, None]
 
 
 def _responses(P: Tensor, X: Tensor, W: Tensor, K: Tensor) -> Tensor:

@@ -233,23 +233,45 @@ class Products:
         return self.problem.ranks.total(G)
 
     def curvature(self, dTheta: Tensor) -> Tensor:
-        images: list[Tensor] = []
+        images, R = self.images(dTheta)
+        return self.back(images, self.solved(R))
+
+    def images(self, dTheta: Tensor) -> tuple[list[Tensor], Tensor]:
+        """dH W, (rows, e) for every chunk: what the labels show of dΘ with W known; and HᵀdH W."""
+        found: list[Tensor] = []
         R: Tensor | float = 0.0
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
             dY = attention.project(rows.tangent(P, dTheta), self.W)
             if rows.valid is not None:
                 dY = dY * rows.valid
-            images.append(dY.view(-1, dY.shape[2]))
-            R = R + H.T @ images[-1]
+            found.append(dY.view(-1, dY.shape[2]))
+            R = R + H.T @ found[-1]
         assert isinstance(R, Tensor)
-        B = self.inverse.T @ (self.inverse @ self.problem.ranks.total(R))
+        return found, self.problem.ranks.total(R)
+
+    def solved(self, R: Tensor) -> Tensor:
+        """G⁻¹R, G = HᵀH."""
+        B: Tensor = self.inverse.T @ (self.inverse @ R)
+        return B
+
+    def following(self, images: Sequence[Tensor]) -> Tensor:
+        """G⁻¹Hᵀ·images: the change of W (and c) that shows most of them, (features, e)."""
+        R = torch.stack([self._at(i)[1].T @ image for i, image in enumerate(images)]).sum(0)
+        return self.solved(self.problem.ranks.total(R))
+
+    def back(self, images: Sequence[Tensor], B: Tensor) -> Tensor:
+        """The adjoint of dH W, of images − HB."""
         G = torch.zeros_like(self.Theta)
         for i, rows in enumerate(self.problem.chunks):
             P, H = self._at(i)
             U = (images[i] - H @ B).view(*rows.X.shape[:2], -1)
             G += rows.cotangent(P, attention.spread(U, self.W), G)
         return self.problem.ranks.total(G)
+
+    def unseen(self, images: Sequence[Tensor], B: Tensor) -> list[Tensor]:
+        """images − HB."""
+        return [image - self._at(i)[1] @ B for i, image in enumerate(images)]
 
     def curvature_given_w(self, dTheta: Tensor) -> Tensor:
         """JᵀJ v with nothing projected out: the curvature were W and c known."""
@@ -282,6 +304,23 @@ class Products:
             Q += torch.einsum("nkp,nkq->pq", queries, queries)
         M, Q = self.problem.ranks.totals(M, Q)
         return definite(Q / self.problem.rows, M)
+
+    def moments(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """S_i and M_i: as ``blocks``, with each head's queries weighted by their rows' parts of M_i, nothing
+        added."""
+        m, r, d = self.Theta.shape
+        S, M = self.Theta.new_zeros(m, r, r), self.Theta.new_zeros(m, d, d)
+        generator = self.problem.ranks.own(generator)
+        for i, rows in enumerate(self.problem.chunks):
+            omega = normal(rows.Y, generator)
+            omega = omega if rows.valid is None else omega * rows.valid
+            T = rows.key_side(self._at(i)[0], attention.spread(omega, self.W))
+            T = T.flatten(0, 1).transpose(0, 1)
+            asking = T.norm(dim=2, keepdim=True) * attention.queries(rows.X, self.Theta).reshape(1, -1, r)
+            S, M = S + asking.mT @ asking, M + T.mT @ T
+        S, M = self.problem.ranks.totals(S, M)
+        total = M.diagonal(dim1=1, dim2=2).sum(1).clamp_min(torch.finfo(M.dtype).tiny * 1e6)
+        return S / total[:, None, None], M
 
 
 def definite(Q: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:

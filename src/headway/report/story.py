@@ -10,12 +10,13 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from headway.certificates.known import NAME as DETERMINED
 from headway.core import checks, gauge
 from headway.core.convert import rank_shown
 from headway.core.factored import FactoredLayer
@@ -139,6 +140,8 @@ def _learned(run: Run, fit: Fit, truth: Layer | None, certificate: Certificate |
     true = None if truth is None else portraits(truth, factors)
     looks = samples.of_run(run, layer, truth, given)
     columns, heads = table(layer, shown, true, found, looks)
+    if certificate is not None:
+        columns, heads = with_known(columns, heads, certificate, shown.names)
     rank = max(head.ranks[shown.names[0]] for head in heads)
     facts = [("heads", str(layer.heads)), ("width", _width(layer)),
              (f"rank of {shown.names[0]}", "full" if rank == layer.width else str(rank)),
@@ -192,6 +195,20 @@ def table(
     words = "error" if other == "true" else "moved by"
     columns += [f"{other} head", f"{first} {words}", f"{last} {words}"] if found is not None else []
     return tuple(columns), tuple(heads)
+
+
+def with_known(
+    columns: tuple[str, ...], heads: tuple[Head, ...], certificate: Certificate, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[Head, ...]]:
+    """The table of heads with the part of each that the inputs of the certificate determine to its tolerance."""
+    numbers = next((claim.numbers for claim in certificate.claims if claim.name == DETERMINED), {})
+    if any(f"{name}_{head.number}_known" not in numbers for name in ("theta", "w") for head in heads):
+        return columns, heads
+    level = f"known to {certificate.settings.get('tolerance', 1e-6):.0e}"
+    more = [tuple(f"{math.floor(100 * numbers[f'{name}_{head.number}_known'])} %" for name in ("theta", "w"))
+            for head in heads]
+    return (*columns, *(f"{name} {level}" for name in names)), tuple(
+        replace(head, cells=head.cells + cells) for head, cells in zip(heads, more, strict=True))
 
 
 def _trained(run: Run) -> Story:
