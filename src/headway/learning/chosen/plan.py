@@ -1,0 +1,56 @@
+"""How many calls each way of asking takes, and which is cheapest: the table of docs/questions_needed.md as a rule.
+
+In sequences of k tokens, with the counting floor N of m heads (core/counting.py):
+
+    random       RANDOM · N, of which a part is kept for choosing and judging
+    chosen       a line of keys, 2 ⌈1.5 m + 1⌉ steps around one point, (NEAR + FREE) · N, and those kept aside
+
+Which head count to put in is known only once heads were counted, which takes about ten chosen calls; so random
+sequences that follow are learned with the count told ("both").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headway.core.counting import Size
+
+NEAR, FREE = 2.5, 1.0  # times the floor: sequences near the line, and sequences drawn at random
+RANDOM = 6.0  # times the floor: random sequences from which the learner finds heads
+TOLD = 0.15  # part of random sequences that choose and judge
+SELECT, JUDGE = 0.03, 0.05  # the same of chosen ones, and the least of each
+LEAST_SELECT, LEAST_JUDGE = 3, 4
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls to come for m heads."""
+
+    steps: int
+    near: int
+    free: int
+    select: int
+    judge: int
+    random: int
+
+    @property
+    def chosen(self) -> int:
+        return self.steps + self.near + self.free + self.select + self.judge
+
+    @property
+    def fewest(self) -> int:
+        return min(self.chosen, self.random)
+
+
+def directions(m: int, d: int) -> int:
+    """In which the base point is moved, for m heads."""
+    return min(d, math.ceil(1.5 * m) + 1)
+
+
+def foreseen(m: int, d: int, e: int, k: int) -> Calls:
+    floor = Size(d, e, k).floor(m)
+    near, free = math.ceil(NEAR * floor), math.ceil(FREE * floor)
+    select = max(LEAST_SELECT, math.ceil(SELECT * (near + free)))
+    judge = max(LEAST_JUDGE, math.ceil(JUDGE * (near + free)))
+    return Calls(2 * directions(m, d), near, free, select, judge, math.ceil(RANDOM * floor / (1 - TOLD)))
