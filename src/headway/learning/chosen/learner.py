@@ -31,7 +31,7 @@ from headway.core.results import Fit, Status
 from headway.learning.actions import Probe
 from headway.learning.candidate import Candidate
 from headway.learning.chosen.line import grid
-from headway.learning.chosen.plan import foreseen
+from headway.learning.chosen.plan import counted_floor, foreseen
 from headway.learning.chosen.seed import Lines, Seed, count, planted
 from headway.learning.gauss_newton import Free, OutOfTimeError, gauss_newton
 from headway.learning.ladder import FITTED
@@ -232,7 +232,7 @@ class Way:
         e = talk.asking.Y[0].shape[-1]
         calls = foreseen(m, talk.d, e, talk.k)
         near = math.ceil(times * calls.near)
-        floor = Size(talk.d, e, talk.k).floor(m)
+        floor = counted_floor(m, talk.d, e, talk.k)
         rest = calls.free + calls.select + calls.judge
         if talk.asking.left < near + rest:
             near = int(talk.asking.left) - rest

@@ -1,6 +1,6 @@
 """How many calls each way of asking takes, and which is cheapest: the table of docs/questions_needed.md as a rule.
 
-In sequences of k tokens, with the counting floor N of m heads (core/counting.py):
+In sequences of k tokens, with the counting floor N of m heads (core/counting.py, and counted_floor below):
 
     random       RANDOM · N, of which a part is kept for choosing and judging
     chosen       a line of keys, 2 ⌈1.5 m + 1⌉ steps around one point, (NEAR + FREE) · N, and those kept aside
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from headway.core.counting import Size
 
 NEAR, FREE = 2.5, 1.0  # times the floor: sequences near the line, and sequences drawn at random
+HALF = 2
 RANDOM = 6.0  # times the floor: random sequences from which the learner finds heads
 TOLD = 0.15  # part of random sequences that choose and judge
 SELECT, JUDGE = 0.03, 0.05  # the same of chosen ones, and the least of each
@@ -48,8 +49,19 @@ def directions(m: int, d: int) -> int:
     return min(d, math.ceil(1.5 * m) + 1)
 
 
+def counted_floor(m: int, d: int, e: int, k: int) -> int:
+    """Sequences with as many equations as unknowns, if of the k − 1 numbers that a pattern has one in HALF tells.
+
+    That is what one head makes of its rows where scores are of order one: most of its weight is on few keys. Where
+    outputs are fewer than that, they are what limits, and the count is the usual one.
+    """
+    size = Size(d, e, k)
+    about_theta = k * min(e, m * (k - 1) / HALF)
+    return max(size.floor(m), math.ceil(size.theta_unknowns(m) / about_theta))
+
+
 def foreseen(m: int, d: int, e: int, k: int) -> Calls:
-    floor = Size(d, e, k).floor(m)
+    floor = counted_floor(m, d, e, k)
     near, free = math.ceil(NEAR * floor), math.ceil(FREE * floor)
     select = max(LEAST_SELECT, math.ceil(SELECT * (near + free)))
     judge = max(LEAST_JUDGE, math.ceil(JUDGE * (near + free)))
