@@ -1,6 +1,7 @@
 """How many questions a layer needs: chosen ones, random examples and the published count, side by side.
 
     python bench/queries.py            # every size: recovered? with how many calls and rows?
+    python bench/queries.py 8 16       # these widths, beside those that the record has from the same commit
     python bench/queries.py noise      # noisy and float32 answers, against least squares from the truth
     python bench/queries.py breaks     # where it ends otherwise: saturated, low rank, narrow, trained, positions
 
@@ -10,6 +11,7 @@ Recovered means every head within 1e-9. The record is written anew after every s
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import sys
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 import headway as hw
-from common import record
+from common import COMMIT, RESULTS, record
 from headway.core.counting import Size
 from headway.recall.model import LAST, trained
 from noise import optimum, size
@@ -63,9 +65,16 @@ def random_calls(m: int, d: int, seeds: range) -> int | None:
     return None
 
 
-def grid() -> None:
+def others(widths: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Rows of other widths, measured at this commit."""
+    path = RESULTS / "queries.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    return [row for row in kept.get("rows", []) if row["d"] not in widths] if kept.get("commit") == COMMIT else []
+
+
+def grid(widths: tuple[int, ...]) -> None:
     rows: list[dict[str, Any]] = []
-    for d in WIDTHS:
+    for d in widths:
         for m in HEADS:
             found = []
             for seed in range(FIRST, FIRST + SEEDS[d]):
@@ -86,11 +95,12 @@ def grid() -> None:
                 "worst error": max(f["error"] for f in found), "plan": " or ".join(plans),
                 "flattering": sum(f["status"] == "recovered" and f["error"] > EXACT for f in found),
                 "seconds": statistics.median(f["seconds"] for f in found)})
-            every, good = sum(r["seeds"] for r in rows), sum(r["recovered"] for r in rows)
+            whole = sorted([*rows, *others(widths)], key=lambda row: (row["d"], row["m"]))
+            every, good = sum(r["seeds"] for r in whole), sum(r["recovered"] for r in whole)
             record("queries", "python bench/queries.py", {
                 "instances": every, "recovered to 1e-9": good / every,
-                "count right": sum(r["count right"] for r in rows) / every,
-                "said to be recovered, and not": sum(r["flattering"] for r in rows)}, rows)
+                "count right": sum(r["count right"] for r in whole) / every,
+                "said to be recovered, and not": sum(r["flattering"] for r in whole)}, whole)
 
 
 def noisy() -> None:
@@ -158,7 +168,11 @@ def breaks() -> None:
 
 
 def main() -> None:
-    {"noise": noisy, "breaks": breaks}.get(sys.argv[1] if len(sys.argv) > 1 else "", grid)()
+    words = sys.argv[1:]
+    if words and words[0] in ("noise", "breaks"):
+        {"noise": noisy, "breaks": breaks}[words[0]]()
+    else:
+        grid(tuple(map(int, words)) or WIDTHS)
 
 
 if __name__ == "__main__":

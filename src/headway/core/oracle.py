@@ -211,11 +211,12 @@ class Asking:
                 if checks.out_of_memory(error):
                     raise
                 self.failures += 1
-                said = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-        kept = "" if self.folder is None else f" What it answered so far ({len(self.known)} calls) is kept."
+                words = (str(error).strip() or "no message").splitlines()[0].rstrip(".")
+                said = f"{type(error).__name__}: {words}"
+        kept = "" if self.folder is None else f"; what it answered so far ({len(self.known)} calls) is kept"
         return checks.refuse(
             "oracle", f"an answer to {len(X)} sequences of {X.shape[1]} tokens of width {X.shape[2]} in {TRIES} "
-            f"tries", f"none, the last time {said}.{kept}", "dtype=torch.float32 or length= where it takes no others; "
+            f"tries", f"none, the last time {said}{kept}", "dtype=torch.float32 or length= where it takes no others; "
             "the same call later, with run=FOLDER, goes on from what is kept")
 
     def again(self, X: Tensor) -> Tensor:

@@ -8,8 +8,8 @@
    alike; the common refinement on everything, and the common verdict on random ones kept aside.
 
 Where there are as many heads as outputs the differences on a line do not count them; and where nothing fits the line
-exactly it is no layer of this kind, or its heads are too much alike there. Then random sequences are asked for, and
-learned as others are.
+exactly it is no layer of this kind, or its heads are too much alike there. Then sequences of equal tokens tell whether
+it can be a layer at all, and random ones are asked for, and learned as others are.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ SURE = 4  # times the rounding, the least noise that answers are taken to have
 STEEP, FLAT = 2.75, 1.9  # slopes between which the size of tokens is right
 SIZES = 16  # tries
 AGAIN = 2.0  # times as many random sequences where those asked for were too few
+BENT, LEAST_BENT = 1e3, 1e-9  # times the noise, and at least: how far from affine answers to equal tokens must be
 NOISY = 30.0  # times the noise of answers that a fit may leave
 
 
@@ -156,9 +157,12 @@ class Way:
             talk.scale = size_of_tokens(talk)
             found["scale"] = talk.scale
         seed = self.planted()
-        if self.plan != "chosen":
+        if seed is None:
+            with talk.stage("affine", "answers to equal tokens are affine in these, whatever the heads") as found:
+                bent = found["bent"] = self.bent()
+            if bent > max(BENT * talk.noise, LEAST_BENT):
+                return self.no_layer(bent)
             return self.randomly(self.plan, self.words)
-        assert seed is not None
         for times in (1.0, 1.5):
             fit = self.finished(seed, times)
             if fit is not None:
@@ -203,7 +207,7 @@ class Way:
                 self.heads = self.asked.heads
                 self.plan, self.words = "both", (
                     "at random but for the first, which show no head" if m == 0 else
-                    "at random but for the first, which show as many heads as outputs, or more")
+                    "at random but for the first, which show as many heads as outputs or more")
                 return None
             self.heads = m if self.asked.heads is None else self.asked.heads
             calls = foreseen(m, talk.d, e, talk.k)
@@ -212,7 +216,7 @@ class Way:
                     f"{talk.asking.calls} chosen to count the heads, the others at random: for {heads_of(m)} these "
                     f"take fewer calls (about {calls.random}) than chosen ones ({calls.chosen})")
                 return None
-            if calls.fewest > talk.asking.left:
+            if calls.least > talk.asking.left:
                 raise SpentError
             with talk.stage(f"seed-{number}", "small steps around a point of the line tell the heads apart",
                             m) as found:
@@ -223,6 +227,15 @@ class Way:
                 return seed
         self.plan, self.words = "both", "at random after the first, to which no heads on a line of keys fit exactly"
         return None
+
+    def bent(self) -> float:
+        """‖F(0) + F(2x) − 2F(x)‖ / ‖F(2x) − F(0)‖ for sequences of equal tokens, which a layer answers with
+        (ΣW_i)ᵀx + c."""
+        talk = self.talk
+        x = (talk.scale * talk.normal(1, 1, talk.d)).expand(1, talk.k, talk.d)
+        zero, one, two = talk.asking(torch.cat([0 * x, x, 2 * x]))
+        sizes = float((two - zero).norm()), 1e-6 * float(one.norm())  # the second where they answer with a constant
+        return float((zero + two - 2 * one).norm()) / max(*sizes, 1e-300)
 
     # -- near the line, and everywhere --------------------------------------------------------------------------
 
@@ -267,8 +280,8 @@ class Way:
         on = b.unsqueeze(1) + grid(talk.k, b).view(1, -1, 1) * seed.delta
         return on + TAU * talk.scale * talk.normal(n, talk.k, talk.d)
 
-    def loop(self, examples: Examples, m: int | None, parts: Split | None) -> Loop:
-        loop = Loop(examples, replace(self.asked, heads=m), self.device, self.run, self.talk.progress, parts=parts)
+    def loop(self, examples: Examples, m: int | None, parts: Split | None, told: bool = True) -> Loop:
+        loop = Loop(examples, replace(self.asked, heads=m if told else None), self.device, self.run, self.talk.progress, parts=parts)
         loop.trace[:0] = self.talk.events
         return loop
 
@@ -315,7 +328,7 @@ class Way:
             wanted = max(2000, math.ceil(10 * talk.d**2 / talk.k))
         for number in range(2):
             most = talk.asking.left
-            if number and (most < 1 or fit is None or fit.status.ok or fit.status.kind == "limit"):
+            if number and (most < 1 or fit is None or fit.status.kind != "too_few"):
                 break
             more = int(min(max(wanted - len(talk.free), 0), most))
             with talk.stage(f"random-{number}", "random sequences, learned as others are", self.heads or 0):
@@ -334,7 +347,7 @@ class Way:
         assert fit is not None
         return fit
 
-    # -- when the budget is spent -------------------------------------------------------------------------------
+    # -- when there is no layer, or no budget -------------------------------------------------------------------------------
 
     def spent(self) -> Fit:
         """What there is, with a status that says that more calls are needed, and how many."""
@@ -342,23 +355,35 @@ class Way:
         e = talk.asking.Y[0].shape[-1]
         m = self.heads or 1
         need = talk.asking.calls + foreseen(m, talk.d, e, talk.k).fewest
-        examples = talk.asking.examples()
-        at = np.arange(len(examples))
-        judge = at[talk.free[-1:]]
-        fit = np.setdiff1d(at, judge)
-        parts = Split(fit, judge, judge, np.arange(0), np.arange(len(fit)))
-        loop = self.loop(examples, m, parts)
-        assert loop.source.frame is not None
-        shape = (m, loop.source.d + 1, loop.source.d)
-        start = torch.zeros(shape, dtype=torch.float64, device=loop.source.device) if self.seed is None else into(
-            loop.source.frame, self.seed.theta())
-        best = polish(loop.source, start, len(fit), rank=None, generator=loop.generator("spent"), exact=True, limit=0)
-        found = conclude(loop, replace(best, reason="limit", name="spent"), False)
         counted = f"{heads_of(m)} were counted" if self.heads else "heads were not counted yet"
-        sentence = (f"The budget of {talk.asking.oracle.budget} calls does not do: {talk.asking.calls} were asked, "
-                    f"{counted}, and about {need} calls are needed"
-                    + ("." if self.heads else f" for {heads_of(m)}, more for more."))
-        return replace(found, status=Status("too_few", sentence, {"needed": float(need), "heads": float(m)}))
+        more = "." if self.heads else f" for {heads_of(m)}, more for more."
+        return replace(self.rough(m), status=Status(
+            "too_few", f"The budget of {talk.asking.oracle.budget} calls does not do: {counted}, and about {need} "
+            f"calls are needed{more}", {"needed": float(need), "heads": float(m)}))
+
+    def no_layer(self, bent: float) -> Fit:
+        fit = self.rough(1)
+        left = float(fit.stats["held_out_error"])
+        return replace(fit, status=Status(
+            "not_realisable", "Not the labels of such a layer. Its answer to equal tokens is an affine function of "
+            f"the token; here answers to 0, x and 2x differ from one by {bent:.1e} of their size. The best affine "
+            f"function leaves {left:.2e} of the labels' spread.", {"residual_floor": left, "bent": bent}))
+
+    def rough(self, m: int) -> Fit:
+        """The seed if there is one, or heads that attend to all keys alike, on all that was asked."""
+        talk = self.talk
+        examples = talk.asking.examples()
+        judge = np.array(talk.free[-1:])
+        fit = np.setdiff1d(np.arange(len(examples)), judge)
+        parts = Split(fit, judge, judge, np.arange(0), np.arange(len(fit)))
+        loop = self.loop(examples, m, parts, told=False)
+        assert loop.source.frame is not None
+        d = loop.source.d
+        start = torch.zeros(m, d + 1, d, dtype=torch.float64, device=loop.source.device)
+        if self.seed is not None:
+            start = into(loop.source.frame, self.seed.theta())
+        best = polish(loop.source, start, len(fit), rank=None, generator=loop.generator("rough"), exact=True, limit=0)
+        return conclude(loop, replace(best, reason="limit", name="rough"), False)
 
 
 def into(frame: Frame, Theta: Tensor) -> Tensor:

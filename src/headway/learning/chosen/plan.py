@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from headway.core.counting import Size
 
+HALF = 2  # of the numbers in a pattern one tells
 NEAR, FREE = 2.5, 1.0  # times the floor: sequences near the line, and sequences drawn at random
-HALF = 2
+SPARE = 0.4  # part of the sequences near the line that may be left out
 RANDOM = 6.0  # times the floor: random sequences from which the learner finds heads
 TOLD = 0.15  # part of random sequences that choose and judge
 SELECT, JUDGE = 0.03, 0.05  # the same of chosen ones, and the least of each
@@ -38,6 +39,11 @@ class Calls:
     @property
     def chosen(self) -> int:
         return self.steps + self.near + self.free + self.select + self.judge
+
+    @property
+    def least(self) -> int:
+        """With which it may do: fewer near the line."""
+        return self.chosen - int(SPARE * self.near)
 
     @property
     def fewest(self) -> int:
