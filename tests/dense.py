@@ -2,6 +2,7 @@
 
 import cmath
 import itertools
+import math
 
 import torch
 
@@ -311,3 +312,17 @@ def formed(X, Z, t, form, padding=None, key_padding=None, positions=None, key_po
         P.append(patterns)
     return torch.tensor(Y, dtype=torch.complex128), torch.tensor(P, dtype=torch.complex128)
 
+
+
+def answer_on_a_line(layer, b, delta, t):
+    """F at x_j = b + t_jδ, head by head and row by row: Σ_i (mean of t under weights exp(t_jℓ)) W_iᵀδ + (ΣW_i)ᵀb + c."""
+    rows = []
+    for t_a in t.tolist():
+        row = layer.W.sum(0).T @ b + layer.offset
+        for Theta, u, W in zip(layer.Theta, layer.key_bias, layer.W, strict=True):
+            logit = float((b + t_a * delta) @ Theta @ delta + u @ delta)
+            weights = [math.exp(t_j * logit) for t_j in t.tolist()]
+            mean = sum(w * t_j for w, t_j in zip(weights, t.tolist(), strict=True)) / sum(weights)
+            row = row + mean * (W.T @ delta)
+        rows.append(row)
+    return torch.stack(rows)

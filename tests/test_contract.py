@@ -22,7 +22,7 @@ ORDER = [*(f"core.{name}" for name in (
              "names", "plain", "checks", "files", "devices", "attention", "positions", "forms", "tangents",
              "freedom", "layer", "factored", "counting", "examples", "shards", "gauge", "convert", "configs",
              "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced", "capture",
-             "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same", "conditions",
+             "oracle", "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same", "conditions",
              "results")), "core",
          "linalg.krylov", "linalg.projected", "linalg", "runs", "runs.schema", "runs.store",
          *(f"learning.{name}" for name in (
@@ -31,7 +31,8 @@ ORDER = [*(f"core.{name}" for name in (
              "starts.descent", "ranks", "ladder", "polish", "prune", "refine", "baselines", "evidence", "loop",
              "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
              "formed_refine", "formed_evidence", "formed_learn", "formed_read", "clues", "questions",
-             "which", "learn")), "learning",
+             "which", "chosen", "chosen.line", "chosen.place", "chosen.tensors", "chosen.plan", "chosen.seed",
+             "chosen.learner", "learn")), "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",

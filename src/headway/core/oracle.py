@@ -25,7 +25,7 @@ PLANS = ("random", "chosen", "auto")
 BATCH = 64  # sequences that the box is given at a time, and that are lost at most where a run is killed
 TRIES = 4  # with one batch, where the box fails
 WAIT = 0.1  # seconds before the second try, then twice as long each time
-SHORTEST = 4  # tokens in a sequence from which heads show on a line of keys
+SHORTEST = 5  # tokens in a sequence from which heads show on a line of keys
 ASIDE = 8  # calls at the least for choosing and judging
 
 
@@ -131,8 +131,8 @@ class Oracle:
         return Size(self.width, 4096, self.length).floor(heads) + ASIDE
 
     def digest(self) -> str:
-        """Of all that decides what is asked. Whether it is the same function nobody can know without asking."""
-        own = [self.width, self.length, self.plan, self.budget, self.seed, self.mask, str(self.box.dtype)]
+        """Of all that decides what is asked, but for when to stop. Whether it is the same function nobody can know without asking."""
+        own = [self.width, self.length, self.plan, self.seed, self.mask, str(self.box.dtype)]
         return hashlib.sha256(json.dumps(own).encode()).hexdigest()
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from torch import Tensor
 from headway.core import checks
 from headway.core.counting import Size
 from headway.core.examples import Examples
-from headway.core.oracle import Asking, Oracle, SpentError
+from headway.core.oracle import SHORTEST, Asking, Oracle, SpentError
 from headway.core.results import Fit, Status
 from headway.learning.actions import Probe
 from headway.learning.candidate import Candidate
@@ -147,8 +147,8 @@ class Way:
 
     def go(self) -> Fit:
         talk, oracle = self.talk, self.talk.asking.oracle
-        if oracle.plan == "auto" and (oracle.mask != "none" or self.talk.k < 4):
-            return self.randomly("random", "all at random, since chosen ones need sequences of four tokens that see "
+        if oracle.plan == "auto" and (oracle.mask != "none" or self.talk.k < SHORTEST):
+            return self.randomly("random", "all at random, since chosen ones need sequences of five tokens that see "
                                  "each other")
         with talk.stage("trust", "the same tokens in another order: do answers agree, and how well?") as found:
             self.trust()
@@ -357,9 +357,11 @@ class Way:
         need = talk.asking.calls + foreseen(m, talk.d, e, talk.k).fewest
         counted = f"{heads_of(m)} were counted" if self.heads else "heads were not counted yet"
         more = "." if self.heads else f" for {heads_of(m)}, more for more."
-        return replace(self.rough(m), status=Status(
+        fit = self.rough(m)
+        return replace(fit, status=Status(
             "too_few", f"The budget of {talk.asking.oracle.budget} calls does not do: {counted}, and about {need} "
-            f"calls are needed{more}", {"needed": float(need), "heads": float(m)}))
+            f"calls are needed{more}", {"needed": float(need), "heads": float(m)}), stats={
+                **fit.stats, "out_of_time": True})  # a run with a larger budget goes on
 
     def no_layer(self, bent: float) -> Fit:
         fit = self.rough(1)
