@@ -315,7 +315,7 @@ def formed(X, Z, t, form, padding=None, key_padding=None, positions=None, key_po
 
 
 def answer_on_a_line(layer, b, delta, t):
-    """F at x_j = b + t_jδ, head by head and row by row: Σ_i (mean of t under weights exp(t_jℓ)) W_iᵀδ + (ΣW_i)ᵀb + c."""
+    """F at x_j = b + t_jδ, row by row: Σ_i (mean of t under weights exp(t_jℓ_i)) W_iᵀδ + (ΣW_i)ᵀb + c."""
     rows = []
     for t_a in t.tolist():
         row = layer.W.sum(0).T @ b + layer.offset

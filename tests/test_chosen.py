@@ -1,16 +1,16 @@
-"""Learning from inputs one may choose: the heads on a line of keys, the conversation with a black box, the statuses."""
+"""Learning from inputs one may choose: heads on a line of keys, the conversation with a black box, statuses."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from tests import dense
 
 import headway as hw
 from headway.core import oracle as oracles
 from headway.learning.chosen.line import Line, Logits, eliminated, fitted, grid
 from headway.learning.chosen.plan import directions, foreseen
 from headway.learning.chosen.tensors import numerical_rank, rank_one_terms
-from tests import dense
 
 F64 = torch.float64
 
@@ -30,7 +30,7 @@ class Counted:
 
 
 def truth(heads=2, width=8, seed=1, **options):
-    return hw.AttentionLayer.random(heads=heads, width=width, seed=seed, **{"key_bias": True, "offset": True, **options})
+    return hw.AttentionLayer.random(heads, width, seed=seed, **{"key_bias": True, "offset": True, **options})
 
 
 def chosen(f, width=8, **options):
@@ -42,7 +42,7 @@ def _no_waiting(monkeypatch):
     monkeypatch.setattr(oracles, "WAIT", 0.0)
 
 
-# -- on a line ------------------------------------------------------------------------------------------------------
+# -- on a line ----------------------------------------------------------------------------------------------------
 
 
 def on_lines(layer, n=4, r=3, k=7):
@@ -109,7 +109,7 @@ def test_calls_grow_with_what_is_to_be_found():
     assert small.random < small.chosen, "at width 4 random ones"
 
 
-# -- recovered --------------------------------------------------------------------------------------------------------
+# -- recovered ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("heads", "width", "seed"), [(1, 6, 0), (2, 8, 1), (3, 8, 2)])
@@ -172,7 +172,7 @@ def test_auto_draws_at_random_where_order_matters():
     assert "all at random" in fit.status.sentence
 
 
-# -- the conversation -------------------------------------------------------------------------------------------------
+# -- the conversation ---------------------------------------------------------------------------------------------
 
 
 def test_an_oracle_that_fails_now_and_then_changes_nothing():
@@ -194,7 +194,7 @@ def test_an_oracle_that_always_fails_is_given_up_with_a_sentence():
         raise ConnectionError("no route to host")
 
     box = Counted(truth(), always)
-    with pytest.raises(hw.InputError, match=r"in 4 tries; got none, the last time ConnectionError: no route to host"):
+    with pytest.raises(hw.InputError, match="4 tries; got none, the last time ConnectionError: no route to host"):
         hw.learn(chosen(box))
     assert box.batches == oracles.TRIES
 
@@ -246,7 +246,7 @@ def test_an_oracle_of_one_length_is_asked_in_that_length():
     assert hw.learn(chosen(fixed)).status.kind == "recovered"
 
 
-# -- what is no layer, and what is refused ----------------------------------------------------------------------------
+# -- what is no layer, and what is refused ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("f", [

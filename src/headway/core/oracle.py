@@ -131,7 +131,8 @@ class Oracle:
         return Size(self.width, 4096, self.length).floor(heads) + ASIDE
 
     def digest(self) -> str:
-        """Of all that decides what is asked, but for when to stop. Whether it is the same function nobody can know without asking."""
+        """Of all that decides what is asked, but for when to stop. Whether it is the same function nobody can know
+        without asking."""
         own = [self.width, self.length, self.plan, self.seed, self.mask, str(self.box.dtype)]
         return hashlib.sha256(json.dumps(own).encode()).hexdigest()
 
@@ -160,8 +161,8 @@ class Asking:
         for path in sorted(folder.glob("*.safetensors")) if folder is not None and folder.is_dir() else []:
             tensors, _ = read_tensors(path)
             if set(tensors) != {"X", "Y"} or len(tensors["X"]) != len(tensors["Y"]):
-                checks.refuse(str(path), "answers kept by headway", f"{sorted(tensors)}", "delete it: they are asked "
-                              "for again")
+                checks.refuse(str(path), "answers kept by headway", f"{sorted(tensors)}",
+                              "delete it: they are asked for again")
             self.known.update(zip(_names(tensors["X"]), tensors["Y"], strict=True))
             self.files += 1
         self.replayed = len(self.known)
@@ -180,7 +181,7 @@ class Asking:
         return math.inf if self.oracle.budget is None else self.oracle.budget - self.calls
 
     def __call__(self, X: Tensor) -> Tensor:
-        """Answers to X (n, k, d) in float64. Raises ``SpentError`` before asking for more than the budget allows."""
+        """Answers to X (n, k, d) in float64. Raises ``SpentError`` before asking more than the budget allows."""
         asked = X.to(self.oracle.box.device, self.dtype)
         names = _names(asked)
         new = {name: i for i, name in reversed(list(enumerate(names))) if name not in self.held}
@@ -216,8 +217,8 @@ class Asking:
         kept = "" if self.folder is None else f"; what it answered so far ({len(self.known)} calls) is kept"
         return checks.refuse(
             "oracle", f"an answer to {len(X)} sequences of {X.shape[1]} tokens of width {X.shape[2]} in {TRIES} "
-            f"tries", f"none, the last time {said}{kept}", "dtype=torch.float32 or length= where it takes no others; "
-            "the same call later, with run=FOLDER, goes on from what is kept")
+            f"tries", f"none, the last time {said}{kept}", "dtype=torch.float32 or length= where it takes no "
+            "others; the same call later, with run=FOLDER, goes on from what is kept")
 
     def again(self, X: Tensor) -> Tensor:
         """Asked once more although the answer is kept: whether the box answers alike."""

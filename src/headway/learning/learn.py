@@ -163,10 +163,9 @@ def _asked(
     """A black box that is asked on the way."""
     if not (isinstance(form, str) and form == "plain"):
         if oracle.plan == "chosen":
-            checks.refuse("plan", "'random' or 'auto' where a form is given: chosen questions know plain scores only",
-                          "'chosen'", "headway.ask(oracle, ..., plan='random')")
-        drawn = ask(oracle.box.oracle, None if oracle.budget is None else oracle.budget, oracle.length, oracle.width,
-                    mask=oracle.mask, seed=oracle.seed, dtype=oracle.box.dtype, device=oracle.box.device)
+            checks.refuse("plan", "'random' or 'auto' where a form is given: chosen questions know plain scores "
+                          "only", "'chosen'", "headway.ask(oracle, ..., plan='random')")
+        drawn = ask(oracle.box.oracle, oracle.budget, oracle.length, oracle.width, mask=oracle.mask, seed=oracle.seed, dtype=oracle.box.dtype, device=oracle.box.device)
         assert isinstance(drawn, Examples)
         fit = _any_form(drawn, form, heads, method, rank, seconds, seed, device, run, False, progress)
         said = f" {len(drawn)} sequences were asked: all at random, since chosen questions know plain scores only."

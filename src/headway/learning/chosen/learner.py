@@ -7,9 +7,9 @@
    Gauss–Newton with W and c eliminated finds the rest. Then sequences drawn at random, where every direction counts
    alike; the common refinement on everything, and the common verdict on random ones kept aside.
 
-Where there are as many heads as outputs the differences on a line do not count them; and where nothing fits the line
-exactly it is no layer of this kind, or its heads are too much alike there. Then sequences of equal tokens tell whether
-it can be a layer at all, and random ones are asked for, and learned as others are.
+Where there are as many heads as outputs the differences on a line do not count them; and where nothing fits the
+line exactly it is no layer of this kind, or its heads are too much alike there. Then sequences of equal tokens tell
+whether it can be a layer at all, and random ones are asked for, and learned as others are.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from headway.runs.store import Run, Stage
 
 TAU = 0.3  # how far tokens are from the line, as a part of their size
 CLOSE, ROUGH_STEPS, ROUGH_INNER = 1e-3, 40, 100  # of Gauss–Newton near the line: until when, how long
-LINES = 3  # lines at most on which a seed is looked for
+LINES, SMALLER = 3, 0.7  # lines at most on which a seed is looked for; tokens are that much smaller each time
+ATTEMPTS = ((1.0, TAU), (1.5, TAU / 2))  # near the line: times the sequences, and how far from it
 ORDER = 1e-2  # of answers to the same tokens in another order: above, order matters
 SURE = 4  # times the rounding, the least noise that answers are taken to have
-STEEP, FLAT = 2.75, 1.9  # slopes between which the size of tokens is right
+STEEP, FLAT = 2.9, 2.1  # slopes between which the size of tokens is right
 SIZES = 16  # tries
 AGAIN = 2.0  # times as many random sequences where those asked for were too few
 BENT, LEAST_BENT = 1e3, 1e-9  # times the noise, and at least: how far from affine answers to equal tokens must be
@@ -101,7 +102,8 @@ class _Stage:
         self.found: dict[str, Any] = {}
         if self.talk.progress is not None:
             before = {"before": self.talk.events[-1]} if self.talk.events else {}
-            self.talk.progress({"stage": self.name, "heads": self.heads, "why": self.why, "residual": None, **before})
+            self.talk.progress({"stage": self.name, "heads": self.heads, "why": self.why, "residual": None,
+                                **before})
         return self.found
 
     def __exit__(self, *_: object) -> None:
@@ -148,8 +150,8 @@ class Way:
     def go(self) -> Fit:
         talk, oracle = self.talk, self.talk.asking.oracle
         if oracle.plan == "auto" and (oracle.mask != "none" or self.talk.k < SHORTEST):
-            return self.randomly("random", "all at random, since chosen ones need sequences of five tokens that see "
-                                 "each other")
+            return self.randomly("random", "all at random, since chosen ones need sequences of five tokens that "
+                                 "see each other")
         with talk.stage("trust", "the same tokens in another order: do answers agree, and how well?") as found:
             self.trust()
             found["noise"] = talk.noise
@@ -163,8 +165,8 @@ class Way:
             if bent > max(BENT * talk.noise, LEAST_BENT):
                 return self.no_layer(bent)
             return self.randomly(self.plan, self.words)
-        for times in (1.0, 1.5):
-            fit = self.finished(seed, times)
+        for times, tau in ATTEMPTS:
+            fit = self.finished(seed, times, tau)
             if fit is not None:
                 return fit
         return self.randomly("both", "chosen ones first, which led nowhere, then at random")
@@ -197,7 +199,8 @@ class Way:
         talk, seed = self.talk, None
         like = talk.normal(1)
         for number in range(LINES):
-            lines = Lines(talk.asking, talk.k, talk.d, talk.scale, talk.noise, talk.draw, like)
+            size = talk.scale * SMALLER**number
+            lines = Lines(talk.asking, talk.k, talk.d, size, talk.noise, talk.draw, like)
             with talk.stage(f"count-{number}", "differences of rows on a line of keys span as many dimensions as "
                             "there are heads") as found:
                 m = count(lines)
@@ -239,7 +242,7 @@ class Way:
 
     # -- near the line, and everywhere --------------------------------------------------------------------------
 
-    def finished(self, seed: Seed, times: float) -> Fit | None:
+    def finished(self, seed: Seed, times: float, tau: float) -> Fit | None:
         """Ask what remains, refine, judge; none if it led nowhere and there may be more calls."""
         talk, m = self.talk, seed.heads
         e = talk.asking.Y[0].shape[-1]
@@ -253,7 +256,7 @@ class Way:
                 raise SpentError
         with talk.stage(f"near-{times:g}", "near the line the heads are known but for a little", m):
             before = talk.asking.calls
-            talk.asking(self.near(seed, near))
+            talk.asking(self.near(seed, near, tau))
             first = np.arange(before, talk.asking.calls)
         with talk.stage(f"everywhere-{times:g}", "random sequences: every direction of the heads, and a few to "
                         "choose and judge by", m):
@@ -266,22 +269,30 @@ class Way:
         name = f"chosen-{times:g}"
         best = self.refined(loop, seed, first, name)
         good = max(FITTED, NOISY * talk.noise)
-        if best.error > good and best.reason != "time" and times == 1.0 and talk.asking.left > calls.near:
+        if best.error > good and best.reason != "time" and talk.asking.left > calls.near:
             return None
         structured = False
         if best.error > max(loop.floor, FITTED) and best.reason != "time":
             loop.pool = loop.pool.with_candidate(best)
             structured = bool(loop.do(Probe(f"probe-{times:g}", best.name)))
-        return conclude(loop, best, structured)
+        fit = conclude(loop, best, structured)
+        if fit.status.kind == "not_realisable":
+            # On the line a layer did fit. That none does elsewhere a search that ended early cannot say.
+            fit = replace(fit, status=Status("limit", (
+                f"Stalled with {heads_of(m)}, which fit on a line of keys and leave {best.error:.1e} elsewhere. It "
+                "is not the output of such a layer, or the search did not find its way: a larger budget or another "
+                "seed may help."), fit.status.numbers))
+        return fit
 
-    def near(self, seed: Seed, n: int) -> Tensor:
+    def near(self, seed: Seed, n: int, tau: float) -> Tensor:
         talk = self.talk
         b = seed.origin + talk.normal(n, seed.B.shape[1]) / math.sqrt(seed.B.shape[1]) @ seed.B.T
         on = b.unsqueeze(1) + grid(talk.k, b).view(1, -1, 1) * seed.delta
-        return on + TAU * talk.scale * talk.normal(n, talk.k, talk.d)
+        return on + tau * talk.scale * talk.normal(n, talk.k, talk.d)
 
     def loop(self, examples: Examples, m: int | None, parts: Split | None, told: bool = True) -> Loop:
-        loop = Loop(examples, replace(self.asked, heads=m if told else None), self.device, self.run, self.talk.progress, parts=parts)
+        loop = Loop(examples, replace(self.asked, heads=m if told else None), self.device, self.run,
+                    self.talk.progress, parts=parts)
         loop.trace[:0] = self.talk.events
         return loop
 
@@ -347,7 +358,7 @@ class Way:
         assert fit is not None
         return fit
 
-    # -- when there is no layer, or no budget -------------------------------------------------------------------------------
+    # -- when there is no layer, or no budget -----------------------------------------------------------------
 
     def spent(self) -> Fit:
         """What there is, with a status that says that more calls are needed, and how many."""
@@ -384,7 +395,8 @@ class Way:
         start = torch.zeros(m, d + 1, d, dtype=torch.float64, device=loop.source.device)
         if self.seed is not None:
             start = into(loop.source.frame, self.seed.theta())
-        best = polish(loop.source, start, len(fit), rank=None, generator=loop.generator("rough"), exact=True, limit=0)
+        best = polish(loop.source, start, len(fit), rank=None, generator=loop.generator("rough"), exact=True,
+                      limit=0)
         return conclude(loop, replace(best, reason="limit", name="rough"), False)
 
 
@@ -424,7 +436,7 @@ def size_of_tokens(talk: Conversation) -> float:
         else:
             high = j
         if high - low <= 1:
-            return 2.0 ** (j / 2)
+            return float(2.0 ** (low / 2))
         if math.isfinite(low) and math.isfinite(high):
             j = int((low + high) // 2)
         else:

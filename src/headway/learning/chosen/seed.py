@@ -31,7 +31,7 @@ RANK = 100.0  # times the noise, relative to the largest singular value, below w
 LEAST_RANK = 1e-9
 STEPPED = 1e-4  # least length of a step, in logits
 MET = 50.0  # times the noise that a fit may leave
-LEAST_MET = 1e-9
+LEAST_MET = 3e-8
 SHORT = 30  # steps to see whether another place is better
 BASES = 2  # base points at most around which steps are made
 
@@ -145,7 +145,7 @@ def slices(lines: Lines, bases: Tensor, r: int) -> Tensor:
     points = torch.cat([(base + sign * eye) for base in bases[:, :r] for sign in (1, -1)])
     Y = lines.add(points)
     Y = Y.view(len(bases), 2, r, *Y.shape[1:])
-    T = ((Y[:, 0] - Y[:, 1]) / (2 * step)).transpose(1, 2).flatten(0, 1)
+    T: Tensor = ((Y[:, 0] - Y[:, 1]) / (2 * step)).transpose(1, 2).flatten(0, 1)
     return T
 
 

@@ -1,9 +1,9 @@
 """Rank-one terms of a third-order array T = Σ_i d_i ⊗ v_i ⊗ a_i, in closed form.
 
-Where the v_i and the a_i are independent (m ≤ s, e) two random mixtures of the slices are V D Aᵀ and V D' Aᵀ, so the
-v_i are eigenvectors of V D D'⁻¹ V⁻¹: Jennrich's method, as in Leurgans, Ross and Abel, "A decomposition for three-way
-arrays" (1993). Of several pairs of mixtures the best counts, and a few rounds of alternating least squares use all
-slices.
+Where the v_i and the a_i are independent (m ≤ s, e) two random mixtures of the slices are V D Aᵀ and V D' Aᵀ, so
+the v_i are eigenvectors of V D D'⁻¹ V⁻¹: Jennrich's method, as in Leurgans, Ross and Abel, "A decomposition for
+three-way arrays" (1993). Of several pairs of mixtures the best counts, and a few rounds of alternating least squares
+use all slices.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def _pairs(one: Tensor, two: Tensor) -> Tensor:
 
 def _solved(matrix: Tensor, terms: Tensor) -> Tensor:
     """X with X · terms nearest to the matrix."""
-    answer: Tensor = torch.linalg.lstsq(terms.T, matrix.T, driver="gelsd" if matrix.device.type == "cpu" else None)[0]
-    return answer.T
+    driver = "gelsd" if matrix.device.type == "cpu" else None
+    answer: Tensor = torch.linalg.lstsq(terms.T, matrix.T, driver=driver)[0].T
+    return answer
 
 
 def _unit(columns: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def _real_eigenvectors(one: Tensor, two: Tensor) -> Tensor | None:
     """Of one · two⁻¹; real parts of those that noise made complex."""
     try:
         _, vectors = torch.linalg.eig(torch.linalg.solve(two.T, one.T).T)
-    except torch.linalg.LinAlgError:
+    except RuntimeError:  # singular
         return None
     turned = vectors * torch.exp(-1j * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).angle())
     found = turned.real.contiguous()
