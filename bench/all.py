@@ -25,7 +25,8 @@ SCRIPTS = ("bench/trained.py", "bench/recall.py", "bench/adam_tuning.py", "bench
            "bench/inputs.py", "bench/few.py",
            "bench/noise.py", "bench/verdicts.py", "bench/outliers.py", "bench/trial.py", "bench/gpts.py",
            "bench/rules.py", "bench/memory.py", "bench/modules.py", "bench/same.py", "bench/behaviours.py",
-           "bench/forms.py", "bench/which.py", "bench/sculpt.py",
+           "bench/forms.py", "bench/which.py", "bench/queries.py", "bench/queries.py noise",
+           "bench/queries.py breaks", "bench/sculpt.py",
            "bench/cost.py", "bench/coverage.py", "bench/certify_large.py", "bench/mixture.py", "bench/planted.py",
            "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/zoo.py", "docs/figure.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",

@@ -379,4 +379,5 @@ PARITY = ("moments", "starts", "adam", "lbfgs", "sculpt")
 
 BLOCKS: dict[str, Callable[[], str]] = {
     block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo,
-                                        statements.trial, statements.rules, statements.methods)}
+                                        statements.trial, statements.rules, statements.methods,
+                                        statements.queries, statements.queries_noise, statements.queries_breaks)}

@@ -28,6 +28,8 @@ def rows() -> list[Row]:
          "gpts"),
         ("what heads do, told from their patterns: ten planted heads of each of four kinds, and ten of none",
          planted_heads, "behaviours"),
+        ("a black box whose inputs are chosen: random layers, biases, sequences of 16, nothing told",
+         queries_short, "queries"),
     )
     found = [(what, said(), Record(name)) for what, said, name in wanted if kept(name)]
     encoder = "layers of a sentence encoder (12 heads, width 384) from {}, one H200"
@@ -41,6 +43,58 @@ def rows() -> list[Row]:
         if kept(name):
             found.append((encoder.format(words), text(name), Record(name)))
     return found
+
+
+def queries_short() -> str:
+    r = Record("queries")
+    sizes = [(row["m"], row["d"]) for row in r.rows]
+    known = [row for row in r.rows if row["random calls"] is not None and row["plan"] == "chosen"]
+    fewer = sum(row["calls"] < row["random calls"] for row in known)
+    beside = (f"; fewer calls than random examples take in {fewer} of the {len(known)} sizes where these were "
+              "measured and everything was chosen") if known else ""
+    good, every = sum(r.column("recovered")), sum(r.column("seeds"))
+    return (f"recovered to 1e-9: {good} of {every} layers of {len(sizes)} sizes, head count right "
+            f"in {sum(r.column('count right'))}, {span(r.column('calls'))} calls{beside}")
+
+
+def queries() -> str:
+    """docs/questions_needed.md: one row a size."""
+    r = Record("queries")
+    head = ("heads, width", "recovered", "calls (most)", "rows", "floor, rows", "random: calls", "rows ",
+            "published", "worst error", "asked")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in r.rows:
+        random = [f"{row[name]:,}" if row[name] is not None else "–" for name in ("random calls", "random rows")]
+        right = of(seed < row["recovered"] for seed in range(row["seeds"]))
+        lines.append("| " + " | ".join([
+            f"{row['m']}, {row['d']}", right,
+            f"{row['calls']:,} ({row['most calls']:,})", f"{row['rows']:,}", f"{row['floor, rows']:,}", *random,
+            f"{row['published']:,}", upto([row["worst error"]]) if math.isfinite(row["worst error"]) else "–",
+            {"both": "counted, then random"}.get(row["plan"], row["plan"])]) + " |")
+    return "\n".join(lines) + f"\n\n{r.command}, measured at {r.commit}.\n"
+
+
+def queries_noise() -> str:
+    r = Record("queries_noise")
+    parts = []
+    for kind in dict.fromkeys(r.column("answers")):
+        ratios = r.column("ratio", answers=kind)
+        parts.append(f"{kind}: {of(ratio <= 3 for ratio in ratios)} within 3 times, the largest {max(ratios):.2g} "
+                     f"times, errors up to {upto(r.column('error', answers=kind))}")
+    return prose("Error beside that of least squares started at the truth, with the same calls: "
+                 f"{'; '.join(parts)} "
+                 f"({r.command}, measured at {r.commit}).")
+
+
+def queries_breaks() -> str:
+    r = Record("queries_breaks")
+    lines = ["| what | how it ends | heads found | calls | worst head error |", "|---|---|---|---|---|"]
+    for row in r.rows:
+        found = "–" if row["found"] is None else f"{row['found']} of {row['heads']}"
+        error = row["worst error"]
+        shown = "–" if error is None or not math.isfinite(error) else upto([error])
+        lines.append(f"| {row['what']} | {row['ends']} | {found} | {row['calls'] or '–'} | {shown} |")
+    return "\n".join(lines) + f"\n\n{r.command}, measured at {r.commit}.\n"
 
 
 def planted_heads() -> str:

@@ -165,7 +165,8 @@ def _asked(
         if oracle.plan == "chosen":
             checks.refuse("plan", "'random' or 'auto' where a form is given: chosen questions know plain scores "
                           "only", "'chosen'", "headway.ask(oracle, ..., plan='random')")
-        drawn = ask(oracle.box.oracle, oracle.budget, oracle.length, oracle.width, mask=oracle.mask, seed=oracle.seed, dtype=oracle.box.dtype, device=oracle.box.device)
+        drawn = ask(oracle.box.oracle, oracle.budget, oracle.length, oracle.width, mask=oracle.mask,
+                    seed=oracle.seed, dtype=oracle.box.dtype, device=oracle.box.device)
         assert isinstance(drawn, Examples)
         fit = _any_form(drawn, form, heads, method, rank, seconds, seed, device, run, False, progress)
         said = f" {len(drawn)} sequences were asked: all at random, since chosen questions know plain scores only."

@@ -2,8 +2,8 @@
 
 Where the v_i and the a_i are independent (m ≤ s, e) two random mixtures of the slices are V D Aᵀ and V D' Aᵀ, so
 the v_i are eigenvectors of V D D'⁻¹ V⁻¹: Jennrich's method, as in Leurgans, Ross and Abel, "A decomposition for
-three-way arrays" (1993). Of several pairs of mixtures the best counts, and a few rounds of alternating least squares
-use all slices.
+three-way arrays" (1993). Of several pairs of mixtures the best counts, and a few rounds of alternating least
+squares use all slices.
 """
 
 from __future__ import annotations
