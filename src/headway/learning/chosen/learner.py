@@ -44,7 +44,7 @@ from headway.runs.store import Run, Stage
 
 TAU = 0.3  # how far tokens are from the line, as a part of their size
 CLOSE, ROUGH_STEPS, ROUGH_INNER = 1e-3, 40, 100  # of Gauss–Newton near the line: until when, how long
-LINES, SMALLER = 3, 0.7  # lines at most on which a seed is looked for; tokens are that much smaller each time
+LINES = (1.0, 0.7, 1.4)  # on which a seed is looked for: how large tokens are, as a part of the size found
 ATTEMPTS = ((1.0, TAU), (1.5, TAU / 2))  # near the line: times the sequences, and how far from it
 ORDER = 1e-2  # of answers to the same tokens in another order: above, order matters
 SURE = 4  # times the rounding, the least noise that answers are taken to have
@@ -198,9 +198,8 @@ class Way:
         """The seed, or none and a plan that does without."""
         talk, seed = self.talk, None
         like = talk.normal(1)
-        for number in range(LINES):
-            size = talk.scale * SMALLER**number
-            lines = Lines(talk.asking, talk.k, talk.d, size, talk.noise, talk.draw, like)
+        for number, part in enumerate(LINES):
+            lines = Lines(talk.asking, talk.k, talk.d, part * talk.scale, talk.noise, talk.draw, like)
             with talk.stage(f"count-{number}", "differences of rows on a line of keys span as many dimensions as "
                             "there are heads") as found:
                 m = count(lines)
@@ -430,7 +429,7 @@ def size_of_tokens(talk: Conversation) -> float:
     for _ in range(SIZES):
         slope = math.log2(max(spread(j), 1e-300) / max(spread(j - 2), 1e-300))
         if FLAT <= slope <= STEEP:
-            return 2.0 ** (j / 2)
+            return float(2.0 ** (j / 2))
         if slope > STEEP:
             low = j
         else:

@@ -45,8 +45,8 @@ def _pairs(one: Tensor, two: Tensor) -> Tensor:
 def _solved(matrix: Tensor, terms: Tensor) -> Tensor:
     """X with X · terms nearest to the matrix."""
     driver = "gelsd" if matrix.device.type == "cpu" else None
-    answer: Tensor = torch.linalg.lstsq(terms.T, matrix.T, driver=driver)[0].T
-    return answer
+    answer: Tensor = torch.linalg.lstsq(terms.T, matrix.T, driver=driver)[0]
+    return answer.T.contiguous()
 
 
 def _unit(columns: Tensor) -> Tensor:
