@@ -44,6 +44,7 @@ from headway.runs.store import Run, Stage
 
 TAU = 0.3  # how far tokens are from the line, as a part of their size
 CLOSE, ROUGH_STEPS, ROUGH_INNER = 1e-3, 40, 100  # of Gauss–Newton near the line: until when, how long
+EXACT, ASIDES = 1e-11, 4  # noise above which random sequences are at least as many times those kept aside
 LINES = (1.0, 0.7, 1.4)  # on which a seed is looked for: how large tokens are, as a part of the size found
 ATTEMPTS = ((1.0, TAU), (1.5, TAU / 2))  # near the line: times the sequences, and how far from it
 ORDER = 1e-2  # of answers to the same tokens in another order: above, order matters
@@ -248,7 +249,9 @@ class Way:
         calls = foreseen(m, talk.d, e, talk.k)
         near = math.ceil(times * calls.near)
         floor = counted_floor(m, talk.d, e, talk.k)
-        rest = calls.free + calls.select + calls.judge
+        # Of few random sequences those kept aside would be missed where noise has to be averaged out.
+        free = max(calls.free, ASIDES * (calls.select + calls.judge)) if talk.noise > EXACT else calls.free
+        rest = free + calls.select + calls.judge
         if talk.asking.left < near + rest:
             near = int(talk.asking.left) - rest
             if near < floor:
@@ -259,7 +262,7 @@ class Way:
             first = np.arange(before, talk.asking.calls)
         with talk.stage(f"everywhere-{times:g}", "random sequences: every direction of the heads, and a few to "
                         "choose and judge by", m):
-            talk.random(calls.free)
+            talk.random(free)
             select, judge = talk.random(calls.select), talk.random(calls.judge)
         n = talk.asking.calls
         fitted = np.setdiff1d(np.arange(n), [*select, *judge])
@@ -271,7 +274,7 @@ class Way:
         if best.error > good and best.reason != "time" and talk.asking.left > calls.near:
             return None
         structured = False
-        if best.error > max(loop.floor, FITTED) and best.reason != "time":
+        if best.error > max(loop.floor, FITTED, NOISY * talk.noise) and best.reason != "time":
             loop.pool = loop.pool.with_candidate(best)
             structured = bool(loop.do(Probe(f"probe-{times:g}", best.name)))
         fit = conclude(loop, best, structured)
