@@ -45,6 +45,7 @@ from headway.runs.store import Run, Stage
 TAU = 0.3  # how far tokens are from the line, as a part of their size
 CLOSE, ROUGH_STEPS, ROUGH_INNER = 1e-3, 40, 100  # of Gauss–Newton near the line: until when, how long
 EXACT, ASIDES = 1e-11, 4  # noise above which random sequences are at least as many times those kept aside
+UNCOUNTED = 1.5  # times the outputs: heads that random sequences are counted for where they could not be
 LINES = (1.0, 0.7, 1.4)  # on which a seed is looked for: how large tokens are, as a part of the size found
 ATTEMPTS = ((1.0, TAU), (1.5, TAU / 2))  # near the line: times the sequences, and how far from it
 ORDER = 1e-2  # of answers to the same tokens in another order: above, order matters
@@ -335,7 +336,7 @@ class Way:
         self.plan, self.words = plan, words
         fit = None
         e = talk.asking.Y[0].shape[-1] if talk.asking.Y else talk.d
-        m = self.heads or max(e, 1)
+        m = self.heads or math.ceil(UNCOUNTED * e)
         wanted = foreseen(m, talk.d, e, talk.k).random
         if plan == "random" and self.heads is None:
             wanted = max(2000, math.ceil(10 * talk.d**2 / talk.k))

@@ -2,7 +2,7 @@
 
 In sequences of k tokens, with the counting floor N of m heads (core/counting.py, and counted_floor below):
 
-    random       RANDOM · N, of which a part is kept for choosing and judging
+    random       RANDOM · N, with those kept for choosing and judging
     chosen       a line of keys, 2 ⌈1.5 m + 1⌉ steps around one point, (NEAR + FREE) · N, and those kept aside
 
 Which head count to put in is known only once heads were counted, which takes about ten chosen calls; so random
@@ -19,8 +19,7 @@ from headway.core.counting import Size
 HALF = 2  # of the numbers in a pattern one tells
 NEAR, FREE = 2.5, 1.0  # times the floor: sequences near the line, and sequences drawn at random
 SPARE = 0.4  # part of the sequences near the line that may be left out
-RANDOM = 6.0  # times the floor: random sequences from which the learner finds heads
-TOLD = 0.15  # part of random sequences that choose and judge
+RANDOM = 5.0  # times the floor: random sequences from which the learner, told the count, finds heads
 SELECT, JUDGE = 0.03, 0.05  # the same of chosen ones, and the least of each
 LEAST_SELECT, LEAST_JUDGE = 3, 4
 
@@ -71,4 +70,4 @@ def foreseen(m: int, d: int, e: int, k: int) -> Calls:
     near, free = math.ceil(NEAR * floor), math.ceil(FREE * floor)
     select = max(LEAST_SELECT, math.ceil(SELECT * (near + free)))
     judge = max(LEAST_JUDGE, math.ceil(JUDGE * (near + free)))
-    return Calls(2 * directions(m, d), near, free, select, judge, math.ceil(RANDOM * floor / (1 - TOLD)))
+    return Calls(2 * directions(m, d), near, free, select, judge, math.ceil(RANDOM * floor))

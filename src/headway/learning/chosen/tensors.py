@@ -45,12 +45,13 @@ def _pairs(one: Tensor, two: Tensor) -> Tensor:
 def _solved(matrix: Tensor, terms: Tensor) -> Tensor:
     """X with X · terms nearest to the matrix."""
     driver = "gelsd" if matrix.device.type == "cpu" else None
-    answer: Tensor = torch.linalg.lstsq(terms.T, matrix.T, driver=driver)[0]
-    return answer.T.contiguous()
+    answer: Tensor = torch.linalg.lstsq(terms.T, matrix.T, driver=driver)[0].T.contiguous()
+    return answer
 
 
 def _unit(columns: Tensor) -> Tensor:
-    return columns / columns.norm(dim=0, keepdim=True).clamp_min(SMALL)
+    unit: Tensor = columns / columns.norm(dim=0, keepdim=True).clamp_min(SMALL)
+    return unit
 
 
 def _random(like: Tensor, generator: torch.Generator, *size: int) -> Tensor:
