@@ -529,4 +529,5 @@ def sweeps() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo, ranks,
                                         ranks_killed, scale, sweeps, statements.trial, statements.rules,
-                                        statements.methods, statements.linear)}
+                                        statements.methods, statements.linear, statements.queries,
+                                        statements.queries_noise, statements.queries_breaks)}

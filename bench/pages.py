@@ -27,8 +27,8 @@ from common import RESULTS, ROOT
 from headway.core.files import write_bytes
 
 PAGES = ("README.md", "bench/NOTES.md", "docs/certificates.md", "docs/hardness.md", "docs/howto/cluster.md",
-         "docs/howto/count.md", "docs/learning.md", "docs/linear.md", "docs/methods.md", "docs/rules.md",
-         "docs/scale.md", "docs/sculpting.md", "docs/training.md", "docs/verdicts.md")
+         "docs/howto/count.md", "docs/learning.md", "docs/linear.md", "docs/methods.md", "docs/questions_needed.md",
+         "docs/rules.md", "docs/scale.md", "docs/sculpting.md", "docs/training.md", "docs/verdicts.md")
 MARKED = re.compile(r"(<!-- numbers:begin (\S+) -->\n)(.*?)(<!-- numbers:end -->)", flags=re.S)
 
 

@@ -29,6 +29,8 @@ def rows() -> list[Row]:
         ("what heads do, told from their patterns: ten planted heads of each of four kinds, and ten of none",
          planted_heads, "behaviours"),
         ("linear attention (no softmax), d up to 32, rank up to 4, nothing told", linear_layers, "linear"),
+        ("a black box whose inputs are chosen: random layers, biases, sequences of 16, nothing told",
+         queries_short, "queries"),
     )
     found = [(what, said(), Record(name)) for what, said, name in wanted if kept(name)]
     encoder = "layers of a sentence encoder (12 heads, width 384) from {}, one H200"
@@ -87,6 +89,56 @@ def _sequences() -> str:
             f"{widths[0]}; those it chooses and judges by are counted and not fitted; recovered by its own word, "
             f"and wrong: {wrong}). Least squares over all operators at once, fitted to every sequence, width "
             f"{widths[1]}, finds {at(whole)} the floor ({r.command}, measured at {r.commit}).")
+
+
+def queries_short() -> str:
+    r = Record("queries")
+    sizes = [(row["m"], row["d"]) for row in r.rows]
+    known = [row["random calls"] for row in r.rows if row["random calls"] is not None]
+    beside = f"; random examples, told the head count, take {span(known)}" if known else ""
+    good, every = sum(r.column("recovered")), sum(r.column("seeds"))
+    return (f"recovered to 1e-9: {good} of {every} layers of {len(sizes)} sizes, head count right "
+            f"in {sum(r.column('count right'))}, {span(r.column('calls'))} calls{beside}")
+
+
+def queries() -> str:
+    """docs/questions_needed.md: one row a size."""
+    r = Record("queries")
+    head = ("heads, width", "recovered", "calls (most)", "rows", "floor, rows", "random: calls", "rows ",
+            "published", "worst error", "asked")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in r.rows:
+        random = [f"{row[name]:,}" if row[name] is not None else "–" for name in ("random calls", "random rows")]
+        right = of(seed < row["recovered"] for seed in range(row["seeds"]))
+        lines.append("| " + " | ".join([
+            f"{row['m']}, {row['d']}", right,
+            f"{row['calls']:,} ({row['most calls']:,})", f"{row['rows']:,}", f"{row['floor, rows']:,}", *random,
+            f"{row['published']:,}", upto([row["worst error"]]) if math.isfinite(row["worst error"]) else "–",
+            {"both": "counted, then random"}.get(row["plan"], row["plan"])]) + " |")
+    return "\n".join(lines) + f"\n\n{r.command}, measured at {r.commit}.\n"
+
+
+def queries_noise() -> str:
+    r = Record("queries_noise")
+    parts = []
+    for kind in dict.fromkeys(r.column("answers")):
+        ratios = r.column("ratio", answers=kind)
+        parts.append(f"{kind}: {of(ratio <= 3 for ratio in ratios)} within 3 times, the largest {max(ratios):.2g} "
+                     f"times, errors up to {upto(r.column('error', answers=kind))}")
+    return prose("Error beside that of least squares started at the truth, with the same calls: "
+                 f"{'; '.join(parts)} "
+                 f"({r.command}, measured at {r.commit}).")
+
+
+def queries_breaks() -> str:
+    r = Record("queries_breaks")
+    lines = ["| what | how it ends | heads found | calls | worst head error |", "|---|---|---|---|---|"]
+    for row in r.rows:
+        found = "–" if row["found"] is None else f"{row['found']} of {row['heads']}"
+        error = row["worst error"]
+        shown = "–" if error is None or not math.isfinite(error) else upto([error])
+        lines.append(f"| {row['what']} | {row['ends']} | {found} | {row['calls'] or '–'} | {shown} |")
+    return "\n".join(lines) + f"\n\n{r.command}, measured at {r.commit}.\n"
 
 
 def planted_heads() -> str:

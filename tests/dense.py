@@ -360,3 +360,17 @@ def tangent_step(J, r, basis, left, right):
     solution = Vh[live].T @ ((U[:, live].T @ r) / s[live])
     Theta = sum(a * way for a, way in zip(solution[: len(ways)], ways, strict=True))
     return Theta, solution[len(ways) :]
+
+
+def answer_on_a_line(layer, b, delta, t):
+    """F at x_j = b + t_jδ, row by row: Σ_i (mean of t under weights exp(t_jℓ_i)) W_iᵀδ + (ΣW_i)ᵀb + c."""
+    rows = []
+    for t_a in t.tolist():
+        row = layer.W.sum(0).T @ b + layer.offset
+        for Theta, u, W in zip(layer.Theta, layer.key_bias, layer.W, strict=True):
+            logit = float((b + t_a * delta) @ Theta @ delta + u @ delta)
+            weights = [math.exp(t_j * logit) for t_j in t.tolist()]
+            mean = sum(w * t_j for w, t_j in zip(weights, t.tolist(), strict=True)) / sum(weights)
+            row = row + mean * (W.T @ delta)
+        rows.append(row)
+    return torch.stack(rows)

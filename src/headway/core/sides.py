@@ -21,8 +21,8 @@ from headway.core.gauge import as_factored
 from headway.core.inputs import Inputs
 from headway.core.layer import AttentionLayer, load_layer
 from headway.core.modules import factors_from_torch
+from headway.core.oracle import DTYPES
 from headway.core.sites import refuse_dropout
-from headway.core.sources import DTYPES
 
 Layer = AttentionLayer | FactoredLayer
 CHECKPOINT = re.compile(r"(.+):(\d+)")

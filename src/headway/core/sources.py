@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from headway.core import checks
-from headway.core.convert import as_function
-from headway.core.examples import BLOCK, Examples, join, some_columns
+from headway.core.examples import BLOCK, Examples, join
 from headway.core.factored import FactoredLayer
 from headway.core.layer import MASKS, AttentionLayer
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from headway.core.oracle import PLANS, Box, Oracle, box_of
 
 
 @checks.memory("count, length")
@@ -97,9 +95,11 @@ def _inputs(
 def ask(
     oracle: Callable[[Tensor], Any], count: int | None = None, length: int = 16, width: int | None = None, *,
     law: str | Any = "boolean", mask: str = "none", seed: int = 0, dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None, fresh: bool | int = False,
-) -> Examples:
-    """n pairs (X, F(X)) of a black box F, with X from a law as in ``draw``.
+    device: torch.device | str | None = None, fresh: bool | int = False, plan: str = "random",
+    budget: int | None = None,
+) -> Examples | Oracle:
+    """n pairs (X, F(X)) of a black box F, with X from a law as in ``draw``; or F itself, to be asked as ``learn``
+    chooses.
 
     oracle: a function of X (n, k, d) that answers with Y (n, k, e), an nn.Module that is one, or an
     nn.MultiheadAttention. It is shown random inputs and nothing else. One that answers differently to the same
@@ -113,16 +113,38 @@ def ask(
     the tens of thousands as a rule. fresh=20_000 lets one call of ``learn`` ask for so many at most. Other ways to
     learn do with the ``count`` given here.
 
+    plan="chosen": ``learn`` chooses what to ask, one answer after the other, in sequences of ``length`` tokens: far
+    fewer calls, for layers of plain scores with fewer heads than outputs. plan="auto": it chooses or draws,
+    whichever takes fewer calls. Nothing is asked here, and at most ``budget`` sequences later, none of them twice;
+    with ``run`` every answer is kept as it comes, and a run that was killed goes on with those. With plan="random"
+    a budget is the count.
+
     >>> from headway.core.layer import AttentionLayer
     >>> ask(AttentionLayer.random(heads=1, width=4), count=10, length=3, width=4)
     Examples(10 sequences of 3 tokens, width 4 → 4, torch.float64)
+    >>> ask(AttentionLayer.random(heads=1, width=4), width=4, plan="chosen", budget=100)
+    Oracle(width 4, sequences of 16 tokens, plan 'chosen', at most 100 calls)
     """
     if not callable(oracle):
         checks.refuse("oracle", "a function of X (n, k, d)", type(oracle).__name__, "module.forward, or a lambda")
     checks.choice("mask", mask, MASKS)
     length, seed = checks.whole("length", length), checks.whole("seed", seed, 0)
-    box = _box(oracle, mask, dtype, device)
+    box = box_of(oracle, mask, dtype, device)
     width = checks.whole("width", _width(oracle, law) if width is None else width)
+    if checks.choice("plan", plan, PLANS) != "random":
+        for name, value, usual in (("count", count, None), ("fresh", fresh, False)):
+            if value is not usual:
+                checks.refuse(name, f"nothing with plan={plan!r}, which finds out how many calls it takes", value,
+                              "budget=, the most calls there may be")
+        if not (isinstance(law, str) and law == "boolean"):
+            checks.refuse("law", f"nothing with plan={plan!r}: any tokens may be asked", repr(law)[:40],
+                          "plan='random' for tokens of a law")
+        return Oracle(box, width, length, plan, budget, seed, mask)
+    if budget is not None:
+        most = checks.whole("budget", budget)
+        if fresh is not False or (count is not None and checks.whole("count", count) > most):
+            checks.refuse("budget", "no fewer calls than count, and no fresh ones", budget, "count alone")
+        count = most if count is None else count
     count = max(2000, math.ceil(10 * width**2 / length)) if count is None else checks.whole("count", count)
     more = None if fresh is True else checks.whole("fresh", 0 if fresh is False else fresh, 0)
     inputs = input_law(law, width, length, box.dtype)
@@ -138,7 +160,7 @@ def ask(
 class Answers(Examples):
     """Examples of a black box that may be asked for more: ``fresh`` sequences at most, any number if None."""
 
-    def __init__(self, given: Examples, box: _Box, law: Law, fresh: int | None, seed: int) -> None:
+    def __init__(self, given: Examples, box: Box, law: Law, fresh: int | None, seed: int) -> None:
         self.X, self.Y, self.mask = given.X, given.Y, given.mask  # checked already
         self.padding = self.keys = self.key_padding = self.positions = self.key_positions = None
         self.box, self.law, self.fresh, self.seed = box, law, fresh, seed
@@ -160,71 +182,6 @@ def _width(oracle: Callable[[Tensor], Any], law: str | Any) -> int:
     vocabulary = checks.floating("law", law)
     checks.shape("law", vocabulary, ("v", "d"), "one row per word of the vocabulary")
     return vocabulary.shape[1]
-
-
-def _box(
-    oracle: Callable[[Tensor], Any], mask: str, dtype: torch.dtype | None, device: torch.device | str | None
-) -> _Box:
-    """The oracle with the precision and the device it is asked in: given, or those of its parameters."""
-    first = next(oracle.parameters(), None) if isinstance(oracle, nn.Module) else None
-    if dtype is None:
-        dtype = torch.float64 if first is None else first.dtype
-    if dtype not in DTYPES:
-        checks.refuse("dtype", "float16, bfloat16, float32 or float64", dtype, "dtype=torch.float32")
-    if device is None:
-        device = "cpu" if first is None else first.device
-    checks.device("device", device, "device='cpu'")
-    if isinstance(oracle, nn.MultiheadAttention):
-        oracle = as_function(oracle, causal=mask == "causal")
-    return _Box(oracle, dtype, torch.device(device))
-
-
-@dataclass(frozen=True)
-class _Box:
-    """A black box, its answers checked."""
-
-    oracle: Callable[[Tensor], Any]
-    dtype: torch.dtype
-    device: torch.device
-
-    def __call__(self, X: Tensor, out_width: int | str = "e") -> Tensor:
-        # Copies both ways: an oracle may work in place, or answer in a buffer that it uses again.
-        with torch.no_grad():
-            Y = self.oracle(X.to(self.device, self.dtype, copy=True))
-        if Y is None or isinstance(Y, (tuple, dict)):
-            checks.refuse("the oracle's answer", "one tensor Y (n, k, e)", type(Y).__name__,
-                          "lambda X: module(X)[0], where the first of several is meant")
-        Y = checks.floating("the oracle's answer", Y, hint="look at what the oracle does to such an X")
-        checks.shape("the oracle's answer", Y, (*X.shape[:2], out_width), "one output row per token of X")
-        some_columns("the oracle's answer", tuple(Y.shape))
-        return Y.to(self.device, copy=True)
-
-    def probe(self, X: Tensor) -> None:
-        """Refuse a box that does not take this dtype, or that answers differently to the same input."""
-        try:
-            one = self(X)
-        except RuntimeError as error:
-            other = self._other(X) if "type" in str(error) else None
-            if other is None:
-                raise
-            checks.refuse("dtype", "the one that the oracle computes in",
-                          f"{self.dtype}, to which it says: {str(error).splitlines()[0]}",
-                          f"headway.ask(oracle, ..., dtype={other})")
-        # Sums in another order are the same answer; a dropped unit is not.
-        if float((one - self(X)).abs().max()) > 1e3 * torch.finfo(one.dtype).eps * float(one.abs().max()):
-            checks.refuse("oracle", "the same answer to the same input", "two that differ",
-                          "module.eval(), or learn from stored examples, with their noise")
-
-    def _other(self, X: Tensor) -> torch.dtype | None:
-        """A dtype that the oracle does take."""
-        for dtype in DTYPES:
-            try:
-                with torch.no_grad():
-                    self.oracle(X.to(self.device, dtype, copy=True))
-            except RuntimeError:
-                continue
-            return dtype
-        return None
 
 
 def _block_generator(seed: int, block: int) -> torch.Generator:

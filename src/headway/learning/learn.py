@@ -19,10 +19,13 @@ from headway.core.examples import Examples, keys_of_their_own
 from headway.core.forms import Form
 from headway.core.layer import of_softmax
 from headway.core.names import BASELINES, LINEAR
+from headway.core.oracle import Oracle
 from headway.core.results import Fit, NotLearnedError
+from headway.core.sources import ask
 from headway.core.words import data_of, form_from
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
+from headway.learning.chosen.learner import learn_chosen
 from headway.learning.formed_learn import Clock, Wanted, learn_form
 from headway.learning.kept import everywhere, finish, kept_in, with_ranks
 from headway.learning.linear_verdict import learn_linear
@@ -38,7 +41,7 @@ from headway.runs.store import Run, Stage
 
 @checks.memory("examples")
 def learn(
-    examples: Examples,
+    examples: Examples | Oracle,
     heads: int | str = "auto",
     method: str | Settings = "auto",
     *,
@@ -95,6 +98,9 @@ def learn(
     (2, 'recovered')
     """
     group = ranks()
+    if isinstance(examples, Oracle):
+        _one_process(group, "examples", "examples that are there, such as headway.ask(f, plan='random')")
+        return _asked(examples, form, heads, method, rank, seconds, seed, device, run, strict, progress)
     if not (isinstance(form, str) and form == "plain"):
         _one_process(group, "form", "form='plain' (--form plain), the only one that several processes share so far")
         return _any_form(examples, form, heads, method, rank, seconds, seed, device, run, strict, progress)
@@ -181,6 +187,51 @@ def _any_form(
         fit = replace(fit, settings=options, seed=int(seed))
         if kept is not None:
             kept.finish(fit, examples.hashes())
+    return _ended(fit, strict, progress)
+
+
+def _asked(
+    oracle: Oracle, form: Form | str, heads: int | str, method: str | Settings, rank: int | str | None,
+    seconds: float | None, seed: int, device: torch.device | str | None, run: Any, strict: bool,
+    progress: Progress | None,
+) -> Fit:
+    """A black box that is asked on the way."""
+    if not (isinstance(form, str) and form == "plain"):
+        if oracle.plan == "chosen":
+            checks.refuse("plan", "'random' or 'auto' where a form is given: chosen questions know plain scores "
+                          "only", "'chosen'", "headway.ask(oracle, ..., plan='random')")
+        drawn = ask(oracle.box.oracle, oracle.budget, oracle.length, oracle.width, mask=oracle.mask,
+                    seed=oracle.seed, dtype=oracle.box.dtype, device=oracle.box.device)
+        assert isinstance(drawn, Examples)
+        fit = _any_form(drawn, form, heads, method, rank, seconds, seed, device, run, False, progress)
+        said = f" {len(drawn)} sequences were asked: all at random, since chosen questions know plain scores only."
+        fit = replace(fit, status=replace(fit.status, sentence=fit.status.sentence + said), stats={
+            **fit.stats, "calls": len(drawn), "rows": len(drawn) * oracle.length, "plan": "random"})
+        return _ended(fit, strict, progress)
+    settings = resolved(method)
+    if type(settings) is not Auto:
+        checks.refuse("method", f"'auto' with plan={oracle.plan!r}", repr(settings.method),
+                      "leave it out, or plan='random' to learn random examples in another way")
+    wanted = checks.count_or("heads", heads, "auto")
+    size = checks.count_or("rank", rank, "auto", None)
+    checks.whole("seed", seed, 0)
+    if seconds is not None:
+        checks.number("seconds", seconds, strictly=True)
+    if isinstance(size, int):
+        checks.whole("rank", size, 1, oracle.width)
+    options = {"heads": wanted, "method": "auto", "rank": size, "seconds": seconds, "seed": int(seed),
+               "device": None if device is None else str(device), **settings.options()}
+    kept = None if run is None else run if isinstance(run, Run) else Run.at(run)
+    if kept is not None:
+        kept.claim({"digest": oracle.digest(), "examples": "a black box", "options": options})
+    if kept is not None and kept.finished:
+        return _ended(kept.fit(), strict, progress)
+    own = Asked("auto", wanted if isinstance(wanted, int) else None, size, settings.max_heads, settings.starts,
+                settings.limit, seconds, int(seed))
+    fit, examples = learn_chosen(oracle, own, device, kept, progress)
+    fit = replace(fit, settings=options, seed=int(seed))
+    if kept is not None:
+        kept.finish(fit, examples.hashes())
     return _ended(fit, strict, progress)
 
 

@@ -33,7 +33,7 @@ from headway.learning.parts import ranks_of
 from headway.learning.policy import End, Facts, Rules, plan
 from headway.learning.polish import polish
 from headway.learning.refine import refine_factors
-from headway.learning.source import Source, find_frame, spaced
+from headway.learning.source import Source, Split, find_frame, spaced
 from headway.learning.starts import moments, random, unmix
 from headway.learning.starts.descent import LOOK, STEPS, Factors, descended, whitened
 from headway.linalg.projected import Problem, evaluate
@@ -61,7 +61,7 @@ class Loop:
 
     def __init__(
         self, examples: Examples, asked: Asked, device: torch.device | str | None = None, run: Run | None = None,
-        progress: Progress | None = None, rules: Rules | None = None,
+        progress: Progress | None = None, rules: Rules | None = None, parts: Split | None = None,
     ) -> None:
         self.examples, self.asked, self.run, self.progress = examples, asked, run, progress
         self.rules = rules or Rules()
@@ -77,8 +77,9 @@ class Loop:
         self.deadline = math.inf  # until the frame is found, so that there is always something to end with
         self.current: dict[str, Any] = {"stage": "frame", "heads": 0, "why": "tokens are centred and scaled"}
         self.why = ""  # the action under way was chosen
+        self.prefix = ""  # of the names its stages are kept under, where a run has more than one loop
         self.report(None)
-        self.source = Source(examples, device)
+        self.source = Source(examples, device, parts)
         frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device)
         self.floor = floor_of(examples.dtype)
         self.size = Size(self.source.d, examples.out_width, examples.length, examples.mask,
@@ -129,11 +130,11 @@ class Loop:
         return {n: t.to(self.source.device) for n, t in tensors.items()}, info
 
     def _kept(self, name: str, compute: Callable[[], Stage]) -> Stage:
-        return compute() if self.run is None else self.run.stage(name, compute)
+        return compute() if self.run is None else self.run.stage(self.prefix + name, compute)
 
     def _shared(self, name: str, compute: Callable[[], Stage]) -> Stage:
         """What rank 0 has or finds; the others take part in finding it."""
-        known = self.ranks.decided(self.run is not None and self.run.has(name))
+        known = self.ranks.decided(self.run is not None and self.run.has(self.prefix + name))
         made = None if known else compute()
 
         def kept() -> tuple[dict[str, Any], dict[str, Tensor]]:

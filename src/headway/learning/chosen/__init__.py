@@ -1,0 +1,1 @@
+"""Learning from inputs one may choose: what to ask of a black box, so that few calls do."""
