@@ -76,22 +76,21 @@ def test_fresh_examples_of_a_stored_layer(data, tmp_path):
 
 
 def test_demo_tells_a_story(tmp_path):
-    done = headway("demo", "--heads", 2, "--width", 8, cwd=tmp_path)
+    (tmp_path / "runs" / "demo-1").mkdir(parents=True)  # an earlier one is left alone
+    done = headway("demo", "--heads", 2, "--width", 8, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    for words in ("hidden layer", "Recovered", "Θ error", "Run folder: runs/demo-1",
-                  "Look at it: runs/demo-1/report.html"):
+    for words in ("hidden layer", "Recovered", "Θ error", "Run folder: runs/demo-2",
+                  "Look at it: runs/demo-2/report.html"):
         assert words in done.stderr
-    page = (tmp_path / "runs" / "demo-1" / "report.html").read_text()
+    page = (tmp_path / "runs" / "demo-2" / "report.html").read_text()
     assert "held-out quantile" in page
-    assert (tmp_path / "runs" / "demo-1" / "truth.safetensors").exists()
+    assert (tmp_path / "runs" / "demo-2" / "truth.safetensors").exists()
     for words in ("induction head", "Previous token", "the learned layer in its place", "The first act took",
-                  "Look at it: runs/demo-1/recall/report.html"):
+                  "Look at it: runs/demo-2/recall/report.html"):
         assert words in done.stderr
-    looks = (tmp_path / "runs" / "demo-1" / "recall" / "report.html").read_text()
+    looks = (tmp_path / "runs" / "demo-2" / "recall" / "report.html").read_text()
     assert "What the head writes where it looks" in looks
-    again = headway("demo", "--heads", 2, "--width", 8, "--json", cwd=tmp_path)
-    told = json.loads(again.stdout)
+    told = json.loads(done.stdout)  # strict JSON, and nothing else
     assert told["run"] == "runs/demo-2"
     assert told["report"] == "runs/demo-2/report.html"
     recall = told["recall"]

@@ -297,12 +297,12 @@ def test_a_close_fit_that_stalled_is_not_called_no_layer(monkeypatch):
     honest = loop.refine_factors
 
     def stalled(*given, **settings):
-        return replace(honest(*given, **{**settings, "limit": 2}), reason="stalled")
+        return replace(honest(*given, **{**settings, "limit": 1}), reason="stalled")
 
     monkeypatch.setattr(loop, "refine_factors", stalled)
     layer = low_rank(2, 8, 2, seed=2, scale=4.0)
     X = uneven(300, 6, 8, seed=2)
-    fit = hw.learn(hw.Examples(X, layer(X)), method="factors", seconds=60)
+    fit = hw.learn(hw.Examples(X, layer(X)), heads=2, rank=2, method="factors", seconds=60)
     assert 1e-6 < fit.stats["held_out_error"] < 0.05
     assert fit.status.kind == "limit"
     assert fit.status.sentence.startswith("Stalled with")
@@ -311,8 +311,8 @@ def test_a_close_fit_that_stalled_is_not_called_no_layer(monkeypatch):
 @pytest.mark.parametrize("seed", [1])
 def test_uneven_tokens_are_learned_without_being_told_the_count(seed):
     layer = low_rank(3, 25, 6, seed=10 * seed, scale=4.0)
-    X = uneven(700, 6, 25, seed=seed)
-    fit = hw.learn(hw.Examples(X, layer(X)), seconds=120)
+    X = uneven(300, 6, 25, seed=seed)
+    fit = hw.learn(hw.Examples(X, layer(X)), rank=6, seconds=120)
     assert fit.status.kind == "recovered", fit.status
     assert fit.layer.heads == 3
     fresh = uneven(100, 6, 25, seed=seed + 100)
@@ -384,7 +384,7 @@ def test_out_of_time_the_best_so_far_is_what_counts(stage, times, monkeypatch):
     monkeypatch.setattr(Loop, "pulse", pulse)
     layer = low_rank(2, 8, 2, seed=2, scale=4.0)
     X = uneven(300, 6, 8, seed=2)
-    fit = hw.learn(hw.Examples(X, layer(X)), method="factors", seconds=1e6)
+    fit = hw.learn(hw.Examples(X, layer(X)), heads=2, rank=2, method="factors", seconds=1e6)
     assert fit.status.kind == "limit"
     assert "Out of time" in fit.status.sentence
     assert fit.stats["held_out_error"] < 1.0, "what was reached is not thrown away"
