@@ -22,7 +22,7 @@ from headway.certificates.spectrum import Spectrum
 
 REPETITIONS = {"dense": 500, "products": 100}
 LEVELS, NOISE, OFF = (0.8, 0.99), 0.02, 0.002  # nominal; of labels; of parameters
-HEADS, WIDTH, COUNT, LENGTH = 2, 4, 60, 5
+HEADS, WIDTH, COUNT, LENGTH = 2, 4, 100, 5
 
 
 def laws(draw: torch.Generator, shape: torch.Size) -> dict[str, Tensor]:
