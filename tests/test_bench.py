@@ -368,7 +368,7 @@ def test_an_encoders_layer_is_learned_from_its_own_activations(bench, tmp_path):
     weights["ids"] = torch.randint(0, 50, (700, 8), generator=draw).to(torch.int16)
     save_file(weights, tmp_path / "pack.safetensors")
     found = bench("text", {"HEADS": 4, "LENGTH": 8, "APART": 100}, tmp_path / "pack.safetensors", "--device", "cpu",
-                  "--inputs", "text", "--layers", 1, "--count", 600, "--seconds", 60)["text"]
+                  "--inputs", "text", "--layers", 1, "--count", 600, "--seconds", 600)["text"]
     row = found["rows"][0]
     assert row["inputs"] == "text" and row["sequences"] == 600
     assert row["heads found"] == 4 == row["patterns met to 1e-6"]
