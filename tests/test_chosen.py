@@ -314,3 +314,44 @@ def test_a_random_plan_with_a_budget_asks_for_as_many():
     data = hw.ask(box, width=8, budget=50)
     assert isinstance(data, hw.Examples)
     assert len(data) == 50
+
+
+def test_a_function_that_is_no_layer_is_not_called_noise_where_answers_have_none():
+    layer = truth(width=6, key_bias=False, offset=False, seed=0)
+
+    def squares(X):
+        S = torch.einsum("nad,mde,nbe->nmab", X, layer.Theta, X).square() + 1e-6
+        return torch.einsum("nmab,nbd,mde->nae", S / S.sum(-1, keepdim=True), X, layer.W)
+
+    fit = hw.learn(chosen(squares, width=6, length=8, budget=300))
+    assert fit.status.kind == "not_realisable", fit.status
+    assert fit.stats["answer_noise"] < 1e-12
+
+
+def test_a_layer_without_softmax_is_told_from_its_answers_to_equal_tokens():
+    box = Counted(hw.AttentionLayer.random(2, 6, scores="linear", seed=3))
+    fit = hw.learn(chosen(box, width=6))
+    assert fit.status.kind == "not_realisable" and "equal tokens" in fit.status.sentence
+    assert box.calls < 100
+
+
+def test_a_form_that_is_given_keeps_to_the_budget_and_asks_nothing_twice(tmp_path):
+    layer, ended = hw.AttentionLayer.random(2, 6, scores="linear", seed=3), []
+    box = Counted(layer)
+
+    class Progress:
+        def __call__(self, event):
+            pass
+
+        def finished(self, fit):
+            ended.append(fit)
+
+    def learned():
+        return hw.learn(hw.ask(box, width=6, length=6, plan="auto", budget=200), form="linear",
+                        run=tmp_path / "run", progress=Progress())
+
+    fit = learned()
+    assert (box.calls, fit.stats["calls"], len(ended)) == (200, 200, 1)
+    assert fit.status.kind == "recovered" and "all at random" in fit.status.sentence
+    again = learned()
+    assert (box.calls, again.status.sentence) == (200, fit.status.sentence)

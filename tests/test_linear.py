@@ -503,3 +503,20 @@ def test_the_figure_of_samples_says_what_the_rows_say(refused):
     fit = hw.Fit(one, hw.Status("recovered", "."), {}, ())
     image = figures.plot_heads(fit, 1, "Theta").get_images()[0].get_array()
     assert math.isclose(float(abs(image).max()), float(one.Theta[1].abs().max()))
+
+
+def test_large_labels_that_are_met_are_no_outliers():
+    truth = layer(width=6, scores="linear/k", mask="causal")
+    fit = hw.learn(hw.draw(truth, count=300, length=6, law="gaussian", seed=2), form="linear/k")
+    assert (fit.status.kind, fit.stats["outliers"]) == ("recovered", 0)
+    assert hw.certify(fit, hw.draw(truth, count=800, length=6, law="gaussian", seed=12)).established(
+        "held-out quantile")
+
+
+def test_a_bound_on_rows_knows_the_longest_sequence_counted():
+    truth, bounds = layer(width=6), {"teacher_bound": 1e4, "token_bound": 8.0}
+    long, short = (hw.draw(truth, count=60, length=k, law="gaussian", seed=k) for k in (12, 4))
+    first = hw.certify(truth, long, **bounds)
+    both = hw.certify(truth, short, so_far=first, **bounds)
+    largest = [found["held-out mean"].numbers["largest_possible"] for found in (first, both)]
+    assert largest[1] >= largest[0]

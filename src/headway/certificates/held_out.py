@@ -68,15 +68,16 @@ def errors(
         widest = max(widest, float(tokens.norm(dim=1).max()))
         boolean = boolean and bool((tokens.abs() == 1).all())
     kept = hashes[new.numpy()]
+    keys = max(examples.length, 1 if before is None else before.keys)
     if before is not None:
         widest, boolean = max(widest, before.widest), boolean and before.boolean
         return replace(before, each=torch.cat([before.each, *each]), hashes=np.concatenate([before.hashes, kept]),
-                       widest=widest, boolean=boolean, row_bound=row_bound(layer, widest, examples.length))
+                       widest=widest, boolean=boolean, row_bound=row_bound(layer, widest, keys), keys=keys)
     size = min(FIRST, len(examples))
     return Errors(torch.cat(each), _deviation(examples.take(range(size))), widest, boolean,
-                  row_bound(layer, widest, examples.length), examples.out_width,
+                  row_bound(layer, widest, keys), examples.out_width,
                   "tokens" if first.keys is None else "keys", row_bound(layer, 0.0), size, own, kept,
-                  3 if isinstance(layer, AttentionLayer) and layer.linear else 1)
+                  keys, 3 if isinstance(layer, AttentionLayer) and layer.linear else 1)
 
 
 def _deviation(first: Examples) -> float:

@@ -57,6 +57,9 @@ def compare(
 
         figures.save(figures.plot_match(a, b, on=examples), figure)
         err.print(f"Wrote {figure}.", markup=False)
+    if page is not None and any(isinstance(one, hw.AttentionLayer) and one.linear for one in (a, b)):
+        err.print("No page: linear scores have no patterns and no heads to set side by side.", markup=False)
+        page = None
     if page is not None:
         from headway.report import write_comparison
 

@@ -173,6 +173,9 @@ def _resumed(run: Run, changed: dict[str, Any]) -> dict[str, Any]:
     if stored is None or run.config.get("command") == "demo":
         checks.refuse("--resume", "a run made by headway learn", f"{run.path}, made by another command",
                       "that command again, with another --out")
+    if run.config.get("examples") == "a black box" and not (run.finished and not run.out_of_time):
+        checks.refuse("--resume", "a run on examples, or a finished one", f"{run.path}, which asks a black box",
+                      "the same headway.learn(headway.ask(...), run=...) in Python, which goes on with it")
     for name, value in changed.items():
         if name not in FREE and stored.get(name) != value:
             shown = described if name == "form" else repr

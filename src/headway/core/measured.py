@@ -22,7 +22,7 @@ from headway.core.layer import AttentionLayer
 
 KIND = "headway-held-out-1"
 NUMBERS = ("deviation", "widest", "row_bound", "row_offset")
-WORDS = (*NUMBERS, "boolean", "out_width", "tokens", "first", "layer", "degree")
+WORDS = (*NUMBERS, "boolean", "out_width", "tokens", "first", "layer", "degree", "keys")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,6 +40,7 @@ class Errors:
     first: int = 0  # how many sequences ``deviation`` is of
     layer: str = ""  # ``fingerprint`` of the layer whose errors they are
     hashes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,) of the sequences
+    keys: int = 1  # of the longest sequence: without a softmax rows grow with their number
     degree: int = 1  # the power of the tokens' length with which rows grow: 3 without a softmax
 
     def __len__(self) -> int:
@@ -89,7 +90,8 @@ def _sound(about: Mapping[str, Any], n: int) -> bool:
             and type(about["boolean"]) is bool and type(about["out_width"]) is int and about["out_width"] > 0
             and type(about["first"]) is int and 0 < about["first"] <= n
             and about["tokens"] in ("tokens", "keys") and isinstance(about["layer"], str)
-            and type(about["degree"]) is int and about["degree"] in (1, 3))
+            and type(about["degree"]) is int and about["degree"] in (1, 3)
+            and type(about["keys"]) is int and about["keys"] > 0)
 
 
 def fingerprint(layer: AttentionLayer | FactoredLayer) -> str:

@@ -21,11 +21,10 @@ from headway.core.layer import of_softmax
 from headway.core.names import BASELINES, LINEAR
 from headway.core.oracle import Oracle
 from headway.core.results import Fit, NotLearnedError
-from headway.core.sources import ask
 from headway.core.words import data_of, form_from
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
-from headway.learning.chosen.learner import learn_chosen
+from headway.learning.chosen.learner import at_random, learn_chosen
 from headway.learning.formed_learn import Clock, Wanted, learn_form
 from headway.learning.kept import everywhere, finish, kept_in, with_ranks
 from headway.learning.linear_verdict import learn_linear
@@ -146,7 +145,7 @@ def _ended(fit: Fit, strict: bool, progress: Progress | None) -> Fit:
 
 
 def _any_form(
-    examples: Examples, form: Form | str, heads: int | str, method: str | Settings, rank: int | str | None,
+    examples: Examples | Oracle, form: Form | str, heads: int | str, method: str | Settings, rank: int | str | None,
     seconds: float | None, seed: int, device: torch.device | str | None, run: Any, strict: bool,
     progress: Progress | None,
 ) -> Fit:
@@ -164,16 +163,25 @@ def _any_form(
     if linear and size != "auto":
         checks.refuse("rank", "'auto' with linear scores, whose heads have no rank of their own", repr(rank),
                       "leave it out")
-    _sound(examples, seconds, seed)
-    if linear:
+    if not isinstance(examples, Oracle):
+        _sound(examples, seconds, seed)
+    if linear and not isinstance(examples, Oracle):
         keys_of_their_own(examples, "form='auto', or another form, which knows them")
     options = {"heads": wanted, "method": "auto", "rank": size, "seconds": seconds, "seed": int(seed),
                "device": None if device is None else str(device),
                "form": form if isinstance(form, str) else data_of(form)}
-    kept, finished = kept_in(run, examples, options, Auto())
+    oracle = examples if isinstance(examples, Oracle) else None
+    if isinstance(examples, Oracle):
+        kept = _claimed(examples, run, options)
+        finished = kept is not None and kept.finished
+    else:
+        kept, finished = kept_in(run, examples, options, Auto())
     if kept is not None and finished:
         fit = kept.fit()
     else:
+        if isinstance(examples, Oracle):
+            examples = at_random(examples, kept)
+            _sound(examples, seconds, seed)
         ask = Wanted(wanted if isinstance(wanted, int) else None, size if isinstance(size, int) else None, seconds,
                      int(seed))
         clock = Clock(seconds, progress, kept)
@@ -185,9 +193,22 @@ def _any_form(
         else:
             fit = learn_some_form(examples, ask, device, clock=clock)
         fit = replace(fit, settings=options, seed=int(seed))
+        if oracle is not None:
+            said = (f" {len(examples)} sequences were asked: all at random, since chosen questions know plain "
+                    "scores only.")
+            fit = replace(fit, status=replace(fit.status, sentence=fit.status.sentence + said), stats={
+                **fit.stats, "calls": len(examples), "rows": len(examples) * oracle.length, "plan": "random"})
         if kept is not None:
             kept.finish(fit, examples.hashes())
     return _ended(fit, strict, progress)
+
+
+def _claimed(oracle: Oracle, run: Any, options: dict[str, Any]) -> Run | None:
+    """The run of this black box and these settings."""
+    kept = None if run is None else run if isinstance(run, Run) else Run.at(run)
+    if kept is not None:
+        kept.claim({"digest": oracle.digest(), "examples": "a black box", "options": options})
+    return kept
 
 
 def _asked(
@@ -200,14 +221,7 @@ def _asked(
         if oracle.plan == "chosen":
             checks.refuse("plan", "'random' or 'auto' where a form is given: chosen questions know plain scores "
                           "only", "'chosen'", "headway.ask(oracle, ..., plan='random')")
-        drawn = ask(oracle.box.oracle, oracle.budget, oracle.length, oracle.width, mask=oracle.mask,
-                    seed=oracle.seed, dtype=oracle.box.dtype, device=oracle.box.device)
-        assert isinstance(drawn, Examples)
-        fit = _any_form(drawn, form, heads, method, rank, seconds, seed, device, run, False, progress)
-        said = f" {len(drawn)} sequences were asked: all at random, since chosen questions know plain scores only."
-        fit = replace(fit, status=replace(fit.status, sentence=fit.status.sentence + said), stats={
-            **fit.stats, "calls": len(drawn), "rows": len(drawn) * oracle.length, "plan": "random"})
-        return _ended(fit, strict, progress)
+        return _any_form(oracle, form, heads, method, rank, seconds, seed, device, run, strict, progress)
     settings = resolved(method)
     if type(settings) is not Auto:
         checks.refuse("method", f"'auto' with plan={oracle.plan!r}", repr(settings.method),
@@ -221,9 +235,7 @@ def _asked(
         checks.whole("rank", size, 1, oracle.width)
     options = {"heads": wanted, "method": "auto", "rank": size, "seconds": seconds, "seed": int(seed),
                "device": None if device is None else str(device), **settings.options()}
-    kept = None if run is None else run if isinstance(run, Run) else Run.at(run)
-    if kept is not None:
-        kept.claim({"digest": oracle.digest(), "examples": "a black box", "options": options})
+    kept = _claimed(oracle, run, options)
     if kept is not None and kept.finished:
         return _ended(kept.fit(), strict, progress)
     own = Asked("auto", wanted if isinstance(wanted, int) else None, size, settings.max_heads, settings.starts,

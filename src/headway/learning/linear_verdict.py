@@ -17,7 +17,7 @@ import torch
 from scipy import special
 
 from headway.core import operator
-from headway.core.devices import normal
+from headway.core.devices import normal, peak
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
@@ -63,19 +63,20 @@ def conclude(search: Search, best: Found) -> Fit:
     least = operator.fewest(layer.Theta, layer.W, search.tolerance) if error <= FITTED else 1
     free = max(best.sequences * data.length * data.out_width - size.unknowns(best.heads), 1)
     noise = best.residual * math.sqrt((free + size.unknowns(best.heads)) / free)
+    far = wrong(search, best, error)
     stats: dict[str, Any] = {
         "heads": layer.heads, "rank": None, "out_rank": None, "scores": layer.scores, "operator_rank": layer.heads,
         "fewest_heads": least, "held_out_error": error, "fitted_error": best.residual, "noise": noise,
         "examples": len(data), "held_out": len(source.judge), "selected_by": len(source.select),
-        "used": best.sequences, "outliers": len(source.parts.aside), "floor": size.floor(best.heads),
+        "used": best.sequences, "outliers": far, "floor": size.floor(best.heads),
         "unknowns": size.unknowns(best.heads), "unidentified_directions": data.width - source.d,
         "determined": known, "depends": rest, "starts": len(best.starts), "agreeing": best.agreeing,
         "products": sum(int(event.get("products", 0)) for event in clock.trace),
         "out_of_time": best.reason == "time"}
     if whole is not None:
         stats["convex"] = {"residual": whole.residual, "determined": whole.determined, "free": whole.free}
-    found = status(search, best, layer, error, known, rest, noise, least)
-    stats["seconds"] = clock.spent
+    found = status(search, best, layer, error, known, rest, noise, least, far)
+    stats |= {"seconds": clock.spent, "peak_memory": peak(source.device)}
     return Fit(layer, found, stats, tuple(clock.trace))
 
 
@@ -90,7 +91,7 @@ def without_offset(source: LinearSource, layer: AttentionLayer, accuracy: float)
 
 def status(
     search: Search, best: Found, layer: AttentionLayer, error: float, known: bool | None, rest: bool | None,
-    noise: float, least: int,
+    noise: float, least: int, far: int,
 ) -> Status:
     """What may be said of ``error``; rest: whether what is left depends on the inputs, None where nobody asked."""
     source, m, whole = search.source, layer.heads, search.convex
@@ -98,7 +99,7 @@ def status(
     judged = len(source.judge)
     on = f"on {judged} sequence{'s' if judged != 1 else ''} kept for the judgement"
     numbers = {"held_out_error": error, "arithmetic_floor": search.floor, "heads": float(m)}
-    floor_words, tail = floor_in_words(source.examples.dtype), _tail(source)
+    floor_words, tail = floor_in_words(source.examples.dtype), _tail(source, far)
     if error <= search.floor:
         told = f"to {floor_words}: {count}, relative error {error:.1e} {on}. Nothing can be met better."
         only = whole is not None and whole.determined and whole.residual <= search.floor
@@ -230,8 +231,17 @@ def _fewest(m: int, least: int) -> str:
             "were found.")
 
 
-def _tail(source: LinearSource) -> str:
-    data, aside = source.examples, len(source.parts.aside)
+def wrong(search: Search, best: Found, error: float) -> int:
+    """Of the sequences set aside, whose labels are large, how many the layer misses too, where it meets others."""
+    aside = search.source.parts.aside
+    if error > FITTED:
+        return len(aside)
+    most = max(APART * error, search.floor, FITTED)
+    return sum(search.error(best, aside[i : i + 1]) > most for i in range(len(aside)))
+
+
+def _tail(source: LinearSource, aside: int) -> str:
+    data = source.examples
     said = "" if not aside else (f" {aside} of {len(data)} sequences have labels that stand far out in size; they "
                                  "were set aside.")
     blind = data.width - source.d

@@ -28,6 +28,7 @@ from headway.core.counting import Size
 from headway.core.examples import Examples
 from headway.core.oracle import SHORTEST, Asking, Oracle, SpentError
 from headway.core.results import Fit, Status
+from headway.core.sources import input_law
 from headway.learning.actions import Probe
 from headway.learning.candidate import Candidate
 from headway.learning.chosen.line import grid
@@ -52,6 +53,7 @@ ORDER = 1e-2  # of answers to the same tokens in another order: above, order mat
 SURE = 4  # times the rounding, the least noise that answers are taken to have
 STEEP, FLAT = 2.9, 2.1  # slopes between which the size of tokens is right
 SIZES = 16  # tries
+LARGEST = 40  # half powers of two: tokens are tried up to 2^20 times as large
 AGAIN = 2.0  # times as many random sequences where those asked for were too few
 BENT, LEAST_BENT = 1e3, 1e-9  # times the noise, and at least: how far from affine answers to equal tokens must be
 NOISY = 30.0  # times the noise of answers that a fit may leave
@@ -132,11 +134,28 @@ def learn_chosen(
         fit = way.go()
     except SpentError:
         fit = way.spent()
+    if fit.status.kind == "noise" and 0 < NOISY * talk.noise < fit.stats["noise"]:
+        fit = replace(fit, status=Status("not_realisable", (
+            f"Not met by {heads_of(fit.layer.heads)}: {fit.stats['held_out_error']:.2e} of the labels' spread is "
+            f"left, and it is not noise: the same question is answered alike to {talk.noise:.1e}."),
+            {**fit.status.numbers, "residual_floor": fit.stats["held_out_error"]}))
     told = f" {asking.calls} sequences were asked: {way.words}."
     status = replace(fit.status, sentence=fit.status.sentence + told)
     stats = {**fit.stats, "calls": asking.calls, "rows": asking.rows, "plan": way.plan, "answer_noise": talk.noise,
              "failures": asking.failures}
     return replace(fit, status=status, stats=stats), asking.examples()
+
+
+def at_random(oracle: Oracle, run: Run | None) -> Examples:
+    """Random ±1 sequences, as many as the budget allows, or as ``ask`` draws where there is none."""
+    if run is not None:
+        run.begin()
+    asking = Asking(oracle, None if run is None else run.path / "answers")
+    d, k = oracle.width, oracle.length
+    count = max(2000, math.ceil(10 * d**2 / k)) if oracle.budget is None else oracle.budget
+    draw = torch.Generator().manual_seed(oracle.seed)
+    asking(input_law("boolean", d, k, oracle.box.dtype)(count, draw))
+    return asking.examples()
 
 
 class Way:
@@ -180,7 +199,9 @@ class Way:
         X = talk.normal(1, talk.k, talk.d)
         one, other = talk.asking(torch.cat([X, X.flip(1)]))
         talk.free += [0]
-        spread = max(float((one - one.mean(0)).norm()), 1e-300)
+        spread, whole = float((one - one.mean(0)).norm()), float(one.norm())
+        eps = torch.finfo(talk.asking.Y[0].dtype).eps
+        spread = max(spread if spread > 1e3 * eps * whole else whole, 1e-300)  # rows may all be alike
         apart = float((one - other.flip(0)).norm()) / spread
         if apart > ORDER:
             again = float((talk.asking.again(X)[0] - one).norm()) / spread
@@ -191,8 +212,7 @@ class Way:
                 checks.refuse("plan", "'random' for an oracle to whose answers the order of tokens matters: chosen "
                               "questions know no positions and no mask", f"answers that differ by {apart:.0%} of "
                               "their spread", "plan='random', with mask= and form=, which find such layers")
-        eps = torch.finfo(talk.asking.Y[0].dtype).eps * float(one.norm()) / spread
-        talk.noise = max(apart, SURE * eps)
+        talk.noise = max(apart, SURE * eps * whole / spread)
 
     # -- the line ---------------------------------------------------------------------------------------------
 
@@ -344,7 +364,8 @@ class Way:
             most = talk.asking.left
             if number and (most < 1 or fit is None or fit.status.kind != "too_few"):
                 break
-            more = int(min(max(wanted - len(talk.free), 0), most))
+            lacking = max(wanted - len(talk.free), 0)
+            more = int(min(lacking, most))
             with talk.stage(f"random-{number}", "random sequences, learned as others are", self.heads or 0):
                 if more:
                     talk.random(more)
@@ -352,11 +373,14 @@ class Way:
                 raise SpentError
             examples = talk.asking.examples().take(talk.free)
             told = self.heads
-            if told is not None and Size(talk.d, e, talk.k).floor(told) > 0.8 * len(examples):
+            kept = max(2, math.ceil(0.15 * len(examples)))  # for choosing and judging
+            if told is not None and Size(talk.d, e, talk.k).floor(told) > len(examples) - kept:
                 raise SpentError
             loop = self.loop(examples, told, None)
-            loop.prefix = f"random-{number}-"
+            loop.prefix = f"random-{number}-{len(examples)}-"  # a larger budget is another problem
             fit = conclude(loop, *loop.search())
+            if lacking > more and not fit.status.ok:
+                fit = replace(fit, stats={**fit.stats, "out_of_time": True})  # a run with a larger budget goes on
             wanted = math.ceil(AGAIN * wanted)
         assert fit is not None
         return fit
@@ -378,12 +402,11 @@ class Way:
                 **fit.stats, "out_of_time": True})  # a run with a larger budget goes on
 
     def no_layer(self, bent: float) -> Fit:
+        self.plan, self.words = "chosen", "all chosen"
         fit = self.rough(1)
-        left = float(fit.stats["held_out_error"])
         return replace(fit, status=Status(
             "not_realisable", "Not the labels of such a layer. Its answer to equal tokens is an affine function of "
-            f"the token; here answers to 0, x and 2x differ from one by {bent:.1e} of their size. The best affine "
-            f"function leaves {left:.2e} of the labels' spread.", {"residual_floor": left, "bent": bent}))
+            f"the token; here answers to 0, x and 2x differ from one by {bent:.1e} of their size.", {"bent": bent}))
 
     def rough(self, m: int) -> Fit:
         """The seed if there is one, or heads that attend to all keys alike, on all that was asked."""
@@ -444,4 +467,7 @@ def size_of_tokens(talk: Conversation) -> float:
             j = int((low + high) // 2)
         else:
             j, step = j + (step if slope > STEEP else -step), 2 * step
+            if low >= LARGEST:
+                break
+            j = min(j, LARGEST)
     return 1.0
