@@ -104,8 +104,8 @@ def ask(
     oracle: a function of X (n, k, d) that answers with Y (n, k, e), an nn.Module that is one, or an
     nn.MultiheadAttention. It is shown random inputs, unless a plan says otherwise. One that answers differently to
     the same input is refused: dropout, or a batch norm in training. count: 10·d²/length by default, at least 2,000.
-    width: d; read off an nn.MultiheadAttention or a vocabulary. mask: "causal" if the oracle only looks back. dtype and
-    device of the X that it is shown: those of its parameters, float64 on the CPU if it has none.
+    width: d; read off an nn.MultiheadAttention or a vocabulary. mask: "causal" if the oracle only looks back.
+    dtype and device of the X that it is shown: those of its parameters, float64 on the CPU if it has none.
 
     The oracle is asked here and not again: for ``count`` sequences, and twice for a few, to see that it answers
     alike. fresh=True lets ``learn`` ask it for more, drawn by the same law, so that a descent on factors meets new
