@@ -394,7 +394,8 @@ def verdict(
     size: Size, layer: FactoredLayer,
 ) -> Status:
     """What may be said of ``error``; rest: whether what is left depends on the inputs, None where nobody asked."""
-    count, on = heads_of(best.heads), f"on {len(source.judge)} sequences kept for the judgement"
+    judged = len(source.judge)
+    count, on = heads_of(best.heads), f"on {judged} sequence{'s' * (judged != 1)} kept for the judgement"
     count, tail = f"{count} ({layer.form.describe()})", _tail(source)
     numbers = {"held_out_error": error, "arithmetic_floor": floor, "heads": float(best.heads)}
     floor_words = floor_in_words(source.examples.dtype)

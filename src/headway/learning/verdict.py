@@ -83,7 +83,7 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
             stats["key_groups"] = groups
     if isinstance(loop.examples, Answers):
         stats["asked"] = loop.asked_more
-    on = f"on {len(judge)} sequences kept for the judgement"
+    on = f"on {len(judge)} sequence{'s' * (len(judge) != 1)} kept for the judgement"
     found = status(loop, best, layer.heads, error, on, structured, noise, size, len(named), cause, known)
     if found.kind == "noise" and small(shown):
         known = _known(loop, shown, error)

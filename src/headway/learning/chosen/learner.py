@@ -32,7 +32,7 @@ from headway.core.sources import input_law
 from headway.learning.actions import Probe
 from headway.learning.candidate import Candidate
 from headway.learning.chosen.line import grid
-from headway.learning.chosen.plan import counted_floor, foreseen
+from headway.learning.chosen.plan import LEAST_JUDGE, counted_floor, foreseen
 from headway.learning.chosen.seed import Lines, Seed, count, planted
 from headway.learning.gauss_newton import Free, OutOfTimeError, gauss_newton
 from headway.learning.ladder import FITTED
@@ -379,6 +379,11 @@ class Way:
             loop = self.loop(examples, told, None)
             loop.prefix = f"random-{number}-{len(examples)}-"  # a larger budget is another problem
             fit = conclude(loop, *loop.search())
+            if lacking > more and fit.status.kind == "noise" and fit.stats["held_out"] < LEAST_JUDGE:
+                left, judged = fit.stats["held_out_error"], fit.stats["held_out"]
+                fit = replace(fit, status=replace(fit.status, kind="too_few", sentence=(
+                    f"Too few examples: {len(examples)} random sequences leave {left:.2e} of the labels' spread, "
+                    f"and {judged} of them to judge by cannot tell noise from heads that were not found.")))
             if lacking > more and not fit.status.ok:
                 fit = replace(fit, stats={**fit.stats, "out_of_time": True})  # a run with a larger budget goes on
             wanted = math.ceil(AGAIN * wanted)
