@@ -75,6 +75,9 @@ def learn(
     (XΘ_iXᵀ ∘ mask) X W_i + 1cᵀ, and "linear/k" the same divided by the number of keys in sight: found is its
     operator by the fewest heads, and no single heads (docs/linear.md). It takes heads, seconds, seed and device.
 
+    In the place of examples ``headway.ask(f, plan="chosen")``, or "auto", is a black box that is asked on the way:
+    what tells most, every call counted, with ``run`` each answer kept; it takes method "auto" alone.
+
     The examples are split in three: a tenth (1,000 at most) chooses starts, counts and ranks; a twentieth (1,000
     at most) is looked at once, by the verdict; the rest is fitted. strict=True raises NotLearnedError unless the
     status is ok. run: a folder that keeps the stages and the result; it belongs to these examples and settings, and
