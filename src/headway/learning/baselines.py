@@ -42,7 +42,7 @@ class Setting:
     warm: int = 100
     last: float = 0.0
     dtype: torch.dtype = torch.float32
-    fast: bool = True  # on a GPU, products in TF32
+    fast: bool = True  # products in TF32 or bfloat16, where the device has them
     white: bool = False
 
     def rate_at(self, part: float, step: int, width: int) -> float:

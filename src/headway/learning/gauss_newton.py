@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headway.core.devices import fast_products
+from headway.core.devices import FULL, fast_products
 from headway.learning.shapes import Metric, Shape
 from headway.linalg.krylov import conjugate_gradients
 from headway.linalg.projected import Point, Problem, Products, evaluate
@@ -67,6 +67,7 @@ class Solution:
     damping: float = 1.0  # the last one, with which to go on
     price: float = 1.0  # the same of the price on changes of scores
     ratio: float = 0.0  # of what the last step gained to what was foreseen
+    inner: torch.dtype = torch.float32  # in which steps were solved at last
 
     @property
     def residual(self) -> float:
@@ -150,6 +151,7 @@ def gauss_newton(
     price: float = 1.0,
     budget: float = math.inf,
     inner: torch.dtype = torch.float32,
+    wary: bool = False,
     report: Callable[[float], None] | None = None,
     pulse: Callable[[], None] | None = None,
 ) -> Solution:
@@ -190,7 +192,7 @@ def gauss_newton(
             if history[-1] < NEAR:
                 precondition = _stretched(operator, near, shape.growth().to(inner))
                 products += 2
-            with fast_products(unit.device, history[-1] > ROUGH):
+            with fast_products(unit.device, 3 if history[-1] > ROUGH else FULL):
                 v, made = conjugate_gradients(apply, precondition, unit, tolerance, inner_limit, pulse, model.small)
             products += 2 * made
             # ‖r‖² falls by ⟨v, g⟩ and what holds v back if the model is right.
@@ -219,6 +221,8 @@ def gauss_newton(
             damping = max(damping / (WELL if ratio > FORESEEN else FAIR), 1e-12)
             price = max(price / CHEAPER, 1.0)
         drop = 1 - new.loss / point.loss
+        if wary and inner != model.dtype and (made >= inner_limit or ratio < FORESEEN):
+            inner, metric = model.dtype, None  # float32 cannot solve for these steps
         shape, point = trial, new
         history.append(math.sqrt(point.loss / scale))
         if report is not None:
@@ -238,4 +242,4 @@ def gauss_newton(
             break
         if products > budget:
             break
-    return Solution(shape, point, tuple(history), reason, products, damping, price, ratio)
+    return Solution(shape, point, tuple(history), reason, products, damping, price, ratio, inner)

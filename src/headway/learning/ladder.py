@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from headway.core.counting import Size
-from headway.core.devices import room
+from headway.core.devices import fast_products, room
 from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import NEAR, Free, Solution, gauss_newton
 from headway.learning.shapes import Factored
@@ -74,7 +74,7 @@ class Pace:
     rows_first: bool = False  # more sequences before more digits, where others disagree
     products: tuple[int, int] = (300, 300)  # for one step at most, in float32 and in float64
     digits: float = 1e-3  # to which a step is solved, at best
-    exact: bool = False  # inner products in the precision of the outer ones; else in float32
+    wary: bool = False  # steps are solved in float64 as soon as float32 does not serve; else where a step fails
 
 
 class Strategy:
@@ -141,6 +141,7 @@ class Ladder:
         self.others = spaced(source.select, min(len(source.select), LOOKED_AT.get(source.device.type, 64)))
         self.dtype, self.damping, self.price = torch.float32, HOPE, 1.0
         self.products, self.creeping = 0, 0
+        self.inner = torch.float32  # in which steps are solved
         self.begun = False
         self.count = self.sequences(shape)
         self.place(shape)
@@ -221,8 +222,9 @@ class Ladder:
         pace = self.strategy.pace
         found = gauss_newton(self.model, shape, generator=self.generator, limit=limit, digits=pace.digits,
                              report=self.report, pulse=self.pulse,
-                             inner=self.dtype if pace.exact else torch.float32, **settings)
+                             inner=self.inner if pace.wary else torch.float32, wary=pace.wary, **settings)
         self.products += found.products
+        self.inner = found.inner
         return found
 
     def stretch(self) -> str:
@@ -269,6 +271,8 @@ class Ladder:
         if self.dtype == torch.float64:
             return False
         self.dtype = torch.float64
+        if self.residual > CLOSE:
+            self.inner = torch.float64  # float32 did not get this far: it cannot solve for these steps
         self.count = self.sequences(self.shape)
         self.place(self.shape)
         return True
@@ -287,6 +291,10 @@ class Ladder:
 
     def climb(self) -> str:
         """Steps, more digits, more sequences, until nothing moves; why it ended."""
+        with fast_products(self.source.device):
+            return self._climb()
+
+    def _climb(self) -> str:
         reason = "limit"
         if self.left and self.residual <= CLOSE:
             self.sharpen()

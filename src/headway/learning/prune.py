@@ -14,7 +14,6 @@ short refinement without it gives the loss back (refine.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +129,7 @@ def merged(shape: Thin, point: ThinPoint, i: int, j: int) -> Thin:
     m, _, p = shape.V.shape
     V, out = shape.V.double().clone(), point.out.double().view(m, p, -1)
     V[j] = leading(torch.cat([V[i], V[j]], dim=1), torch.cat([out[i], out[j]]), p)
-    keep = [h for h in range(m) if h != i]
+    keep = _but(m, i)
     return Thin.joined(shape.A.double()[keep], shape.B.double()[keep], V[keep]).to(shape.value.dtype)
 
 
@@ -147,40 +146,54 @@ def free_cuts(model: ThinModel, shape: Thin, point: ThinPoint, allowed: float) -
         spent += float(costs[i])
         if spent > allowed:
             break
-        shape = heads_kept(shape, [h for h in range(len(shape.value)) if h != i])
+        shape = heads_kept(shape, _but(len(shape.value), i))
         point = model.evaluate(shape)
     return shape, point
 
 
-def cheapest(model: ThinModel, shape: Thin, point: ThinPoint, moments: Moments) -> tuple[Cut, ThinPoint] | None:
+def cheapest(
+    model: ThinModel, shape: Thin, point: ThinPoint, moments: Moments
+) -> tuple[Cut, ThinPoint, Moments] | None:
     """The one head fewer that costs least, O and c solved again: left out, or joined with another. The estimates
-    say which few to look at."""
+    say which few to look at. Also what is left of the moments, near enough for estimates: of two heads with about
+    one pattern, M of the sum of their W_i is about the sum of theirs."""
     m = len(shape.value)
     if m < 2:
         return None
     drop, join = without_cost(point, m), merge_cost(shape, moments)
     i = int(drop.argmin())
-    tried = [("a head less", heads_kept(shape, [h for h in range(m) if h != i]))]
+    tried = [("a head less", heads_kept(shape, _but(m, i)), i, i)]
     for flat in join.flatten().argsort()[:TRIED].tolist():
         if float(join.flatten()[flat]) < 2 * float(drop[i]):
-            tried.append(("two heads joined", merged(shape, point, flat // m, flat % m)))
-    points = [model.evaluate(smaller) for _, smaller in tried]
+            tried.append(("two heads joined", merged(shape, point, flat // m, flat % m), flat // m, flat % m))
+    points = [model.evaluate(smaller) for _, smaller, _, _ in tried]
     best = min(range(len(tried)), key=lambda j: points[j].loss)
-    return Cut(tried[best][1], max(points[best].loss - point.loss, 0.0), tried[best][0]), points[best]
+    what, smaller, gone, stays = tried[best]
+    S, M, T = moments
+    if gone != stays:
+        M = M.clone()
+        M[stays] += M[gone]
+    keep = _but(m, gone)
+    return (Cut(smaller, max(points[best].loss - point.loss, 0.0), what), points[best],
+            (S[keep], M[keep], T[keep]))
 
 
-def folds(
-    model: ThinModel, shape: Thin, point: ThinPoint, moments: Callable[[Thin, ThinPoint], Moments], allowed: float
-) -> list[Cut]:
+def _but(m: int, i: int) -> list[int]:
+    """All heads but one."""
+    return [h for h in range(m) if h != i]
+
+
+def folds(model: ThinModel, shape: Thin, point: ThinPoint, moments: Moments, allowed: float) -> list[Cut]:
     """One head fewer, two fewer, …, each time the cheapest, while the loss is at most ``allowed``; the first in any
-    case. Copies go this way, all at once."""
+    case. Copies go this way, all at once. The moments are those of ``shape``; formed again after every head they
+    would cost more than all else together (of a wide layer), to choose among the same few."""
     found: list[Cut] = []
     begun = point.loss
     while True:
-        step = cheapest(model, shape, point, moments(shape, point))
+        step = cheapest(model, shape, point, moments)
         if step is None:
             return found
-        cut, point = step
+        cut, point, moments = step
         shape = cut.shape
         if not found or point.loss <= allowed:
             what = cut.what if not found else f"{len(found) + 1} heads fewer"

@@ -33,7 +33,7 @@ from headway.learning.prune import (
 from headway.learning.ranks import NARROW
 from headway.learning.saturated import balanced, saturated
 from headway.learning.source import Source
-from headway.learning.thin import Thin, ThinModel, ThinPoint
+from headway.learning.thin import Thin, ThinModel
 
 STEPS = 2  # of Gauss–Newton between two looks at what may go
 TRIAL = 4  # at most, to see whether a cut is given back
@@ -65,7 +65,7 @@ class Cuts(Strategy):
 
     @property
     def pace(self) -> Pace:
-        return Pace(stride=STEPS, products=INNER, exact=True, trial=False, rows_first=True)
+        return Pace(stride=STEPS, products=INNER, wary=True, trial=False, rows_first=True)
 
     def before(self, at: Ladder) -> None:
         """Smaller; the first time on more rows, where a head is saturated, and softer too."""
@@ -163,7 +163,7 @@ class Cuts(Strategy):
         """Fewer heads: as many at once as cost little, or else fewer of them, down to one."""
         allowed = min(batch * at.point.loss, at.point.loss + NEAR**2 * at.scale)
         allowed = max(allowed, (at.floor / 16) ** 2 * at.scale)
-        cuts = folds(at.model, at.shape, at.point, lambda shape, point: moments(at, shape, point), allowed)
+        cuts = folds(at.model, at.shape, at.point, moments(at), allowed)
         while cuts:
             if tried(at, cuts[-1].shape, cuts[-1].cost, cuts[-1].what):
                 return True
@@ -216,9 +216,9 @@ def tried(at: Ladder, shape: Any, cost: float, what: str) -> bool:
     return kept
 
 
-def moments(at: Ladder, shape: Thin | None = None, point: ThinPoint | None = None) -> Moments:
-    """In which changes cost, where the ladder stands or at another point."""
-    operator = at.model.products(point or at.point, shape or at.shape, at.dtype)
+def moments(at: Ladder) -> Moments:
+    """In which changes cost, where the ladder stands."""
+    operator = at.model.products(at.point, at.shape, at.dtype)
     found: Moments = operator.moments(at.generator)
     return found
 

@@ -303,10 +303,12 @@ def outputs(problem: Problem, kept: list[Tensor]) -> tuple[Tensor, tuple[Tensor,
     G = problem.ranks.total(G)
     factor = cholesky(G)
     pairs = [(rows.Y.reshape(-1, rows.Y.shape[2]), H) for rows, H in zip(problem.chunks, kept, strict=True)]
-    best = G.new_zeros(len(G), pairs[0][0].shape[1])
+    best: Tensor | None = None
     for _ in range(2):  # the second time refines
-        left = [H.T @ (Y - H @ best) for Y, H in pairs]
-        best = best + torch.cholesky_solve(problem.ranks.total(torch.stack(left).sum(0)), factor)
+        left = [H.T @ (Y if best is None else Y - H @ best) for Y, H in pairs]
+        found = torch.cholesky_solve(problem.ranks.total(torch.stack(left).sum(0)), factor)
+        best = found.contiguous() if best is None else best + found
+    assert best is not None
     residuals = tuple(Y - H @ best for Y, H in pairs)
     loss = problem.ranks.total(sum(float(r.double().square().sum()) for r in residuals))
     return best, residuals, loss, factor

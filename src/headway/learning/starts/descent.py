@@ -9,7 +9,10 @@ A step costs about 24·d·m·q flops a row. On a GPU it is captured once as a gr
 one by one takes five times as long as running them.
 
 The rate is held, after a short rise, until the error on other sequences is small or no longer falls, and then
-lowered to zero over half as many steps again, so that nobody has to know in advance how many are needed.
+lowered to zero over half as many steps again, so that nobody has to know in advance how many are needed. Steps on
+small batches leave an error of their own, which looks like that of a head still missing: where the error is not far
+from small and stays, half the rate is tried. If it falls then, all heads are there and the end begins; if not, the
+whole rate goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from headway.core.devices import fast_products
+from headway.core.devices import FULL, fast_products
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.parts import Parted, own_of
 from headway.learning.source import Frame, Source, spaced
@@ -45,12 +48,15 @@ LOOK = 100  # steps between two looks at other sequences
 STEPS = 6000  # at most
 TARGET = 0.1  # relative error on other sequences at which a refinement is in its basin
 FALLS = 0.97  # part of the least error so far that a look must find at most, or it has not fallen
+FOUND = 0.3  # error below which all heads may be found, and what is left is the noise of the steps
+CALM, LOWER = 2, 0.5  # looks without a lesser error until that is tried, and the part of the rate with which it is
 BY_HEART = 0.7  # part of the error on others below which the error on a batch says that rows are learned by heart
 HEART_WAITS, WAITS = 5, 10  # looks without a lesser error until it ends, where rows are learned by heart and else
 HELD = 20  # the same where weights are held down: errors first rise
 ENDS = 3  # looks at least while the rate is lowered to zero
 WIDE = 128  # width from which the rate is lower and a batch larger
 SMALL = 32  # width up to which projections of full rank cost little
+FEW = 2  # digits of the products in a step
 ROWS = {"cuda": 16_384, "cpu": 2_048}  # of a batch
 
 
@@ -151,16 +157,16 @@ def descend(
     step = Step(batches, model, begin.parts(), decay=decay, ranks=ranks)
     curve: list[tuple[int, float, float]] = []
     best, best_at, ending, done, reason = math.inf, 0, 0, 0, "limit"
-    begun_at = 0
+    begun_at, lowered, part = 0, 0, 1.0
     try:
         while done < limit:
             if ending:
                 left = 1 - (done - begun_at) / ending
                 if left <= 0:
                     break
-                step.rate(rate * left)
+                step.rate(rate * part * left)
             else:
-                step.rate(rate * min(1.0, (done + 1) / RISE))
+                step.rate(rate * part * min(1.0, (done + 1) / RISE))
             step.make()
             done += 1
             if done % LOOK:
@@ -178,8 +184,15 @@ def descend(
             if error < FALLS * best:
                 best, best_at = error, done
             waited = done - best_at
+            if part < 1.0 and waited:
+                part = 1.0  # smaller steps find no more: a head is missing
             if error < target:
                 reason = "target"
+            elif part < 1.0:
+                reason = "calm"
+            elif error < FOUND and waited >= CALM * LOOK and done - lowered >= max(CALM * LOOK, done // 4):
+                part, lowered = LOWER, done
+                continue
             elif batches.again and batch < BY_HEART * error and waited >= max(HEART_WAITS * LOOK, done // 3):
                 reason = "by heart"
             elif waited >= max((HELD if decay else WAITS) * LOOK, done // 2):
@@ -204,8 +217,8 @@ def _model(X: Tensor, values: Sequence[Tensor], see: Tensor | None) -> Tensor:
 
 
 class Step:
-    """One step of Adam on a random batch, in the precision of the table; on a GPU a captured graph, with ``fast``
-    products in TF32."""
+    """One step of Adam on a random batch, in the precision of the table; on a GPU a captured graph; ``fast``: with
+    products in fewer digits where the device has them."""
 
     def __init__(
         self, batches: Batches, model: Model, begin: Sequence[Tensor], *, decay: float = 0.0, fast: bool = True,
@@ -220,10 +233,10 @@ class Step:
         self.adam = torch.optim.AdamW(self.values, lr=self.speed if captured else 0.0, betas=(0.9, 0.99),
                                       eps=eps, weight_decay=decay, capturable=captured,
                                       fused=None if captured else True)
-        self.fast = fast and ranks.size > 1
+        self.digits = FEW if fast else FULL
         self.graph: torch.cuda.CUDAGraph | None = None
         if captured:
-            self._capture(fast)
+            self._capture()
 
     def now(self) -> list[Tensor]:
         """The unknowns as they are, apart from those that further steps change."""
@@ -252,15 +265,16 @@ class Step:
         if not self.ranks.alone:
             self._shared(part)
             return
-        loss = part.mean_square(self.model(part.inputs, self.values, part.see) - part.Y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with fast_products(part.X.device, self.digits):
+            loss = part.mean_square(self.model(part.inputs, self.values, part.see) - part.Y)
+            loss.backward()  # type: ignore[no-untyped-call]
         self.adam.step()
         self.last.copy_(loss.detach())
 
     def _shared(self, part: Table) -> None:
         """The same step from what each rank has of the batch: squares, their gradient and their number are added
         up, in one call."""
-        with fast_products(part.X.device, self.fast):
+        with fast_products(part.X.device, self.digits):
             R = self.model(part.inputs, self.values, part.see) - part.Y
             squares = (R if part.valid is None else R * part.valid).square().sum()
             squares.backward()  # type: ignore[no-untyped-call]
@@ -272,12 +286,12 @@ class Step:
         self.adam.step()
         self.last.copy_(total / count)
 
-    def _capture(self, fast: bool) -> None:
+    def _capture(self) -> None:
         """Three steps to settle what is allocated, taken back, then one that is recorded. Their rate is not zero:
         Adam divides by it."""
         begin = self.now()
         self.speed.fill_(1e-12)
-        with fast_products(self.speed.device, fast):
+        with fast_products(self.speed.device, self.digits):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
