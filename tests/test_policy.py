@@ -374,6 +374,10 @@ def test_only_a_promising_descent_is_refined_and_the_first_that_fits_ends_the_la
     given = facts(64, method="factors")
     asked, _ = walk(given, World(descended=(0.31, "flat")))
     assert names(asked, Refine) == ["refine-nearest"], "there is no other start"
+    asked, end = walk(given, World(descended=(0.31, "flat"), answers={
+        "refine-nearest": lambda world, action: world.seen(action.name, 3, 0.2, 0.2 if action.limit else 1e-3)}))
+    assert names(asked, Refine) == ["refine-nearest", "refine-nearest-on"], "a few steps brought it near"
+    assert end.best.error == 1e-3
     assert not names(walk(facts(64, n=20_000, white=False), World(descended=(0.31, "flat")))[0], Refine)
     asked, _ = walk(given, World(descended=(math.nan, "diverged")))
     assert not names(asked, Refine)

@@ -327,9 +327,7 @@ class Loop:
             found = polish(self.source, begin, everything, rank=None if action.free else self.asked.rank,
                            generator=self.generator(action.name), exact=action.everything, limit=limit,
                            report=self.report, pulse=self.pulse)
-            if found.reason == "limit" and limit < self.asked.limit:
-                found = replace(found, reason="stalled")  # it was not the caller's limit
-            return found.stage()
+            return self._ended(found, limit).stage()
 
         heads = len(Theta) - action.drop + (action.grow is not None)
         return self._add(action.name, Candidate.of(action.name, self.stage(action.name, compute, heads)))
@@ -337,18 +335,22 @@ class Loop:
     def _refine(self, action: actions.Refine) -> Seen:
         def compute() -> Stage:
             assert self.source.frame is not None
+            limit = self.asked.limit if action.limit is None else action.limit
             done = refine_factors(
                 self.source, whitened(self.factors[action.base], self.source.frame),
-                generator=self.generator(action.name),
-                limit=self.asked.limit if action.limit is None else action.limit, report=self.report,
-                pulse=self.pulse)
+                generator=self.generator(action.name), limit=limit, report=self.report, pulse=self.pulse)
             if done.reason == "time":  # no finished stage: with more time a run goes on from the descent
                 self._add(action.name, done)
                 raise OutOfTimeError
-            return done.stage()
+            return self._ended(done, limit).stage()
 
         stage = self.stage(action.name, compute, action.heads)
         return self._add(action.name, Candidate.of(action.name, stage))
+
+    def _ended(self, found: Candidate, limit: int) -> Candidate:
+        """The same; a limit that was not the caller's is no limit that the caller can raise."""
+        ours = found.reason == "limit" and limit < self.asked.limit
+        return replace(found, reason="stalled") if ours else found
 
     def _add(self, name: str, found: Candidate) -> Seen:
         found = replace(found, name=name)

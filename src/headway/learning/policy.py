@@ -300,6 +300,10 @@ class _Plan:
         if best is None and nearest is not None and self.no_other_start():
             best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short,
                                 why="no descent came near, and there is no other start: the nearest, briefly")
+            if self.rules.fitted < best.error <= self.rules.promising:
+                best = better(best, (yield Refine("refine-nearest-on", nearest.name, nearest.heads,
+                                                  why="a few steps brought it near: to the floor")))
+                yield from self.set_aside(best)
         return best
 
     def narrow(self, rung: Rung, fit: Seen) -> bool:
