@@ -68,6 +68,7 @@ def main() -> None:
     name = "real_cpu" if asked.device == "cpu" else "real"
     command = f"python bench/real.py --device {asked.device}" + (
         "" if len(asked.layers) == 6 else f" --layers {' '.join(map(str, asked.layers))}") + (
+        "" if asked.count == 40_000 else f" --count {asked.count}") + (
         "" if asked.adam else " --adam 0")
     rows = []
     for number in asked.layers:

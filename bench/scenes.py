@@ -322,6 +322,8 @@ SCENES: dict[str, Scene] = {
     "neighbours alike": Scene(alike, AS_GOOD_AS_EXACT),
     "white by factors, few": Scene(white(3, 16, 8, 48), {**FITTED, **TOO_FEW}, {"method": "factors"}),
     "white by factors": Scene(white(3, 16, 8, 1000), FITTED, {"method": "factors"}),
+    "full rank by factors": Scene(white(3, 16, 8, 300), FITTED, {"method": "factors"}),
+    "eight heads, d = 26": Scene(words(8, 26, 1500, rank=4), AS_GOOD_AS_EXACT, {"method": "factors"}),
     "low rank by factors": Scene(white(4, 32, 8, 1000, rank=8, out_rank=8), FITTED, {"method": "factors"}),
     "many spare heads": Scene(white(3, 16, 8, 600, rank=3, out_rank=3), FITTED, {"method": "factors", "rank": 3}),
     "eight heads, rank told": Scene(

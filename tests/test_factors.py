@@ -26,7 +26,7 @@ from headway.learning.prune import (
     step_down,
     without_cost,
 )
-from headway.learning.refine import Cuts, moments, refine_factors
+from headway.learning.refine import Cuts, moments, refine_factors, widened
 from headway.learning.shapes import Factored, Full
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts.batches import Table
@@ -199,6 +199,36 @@ def test_columns_that_are_empty_go_without_loss():
 # -- saturated heads --------------------------------------------------------------------------------------------
 
 
+def test_more_columns_are_the_same_function():
+    model, shape, point = thin_problem()
+    wide = widened(shape, 4, 3, torch.Generator().manual_seed(0))
+    assert (wide.q, wide.V.shape[2]) == (4, 3)
+    assert_close(wide.theta(), shape.theta())
+    assert_close(wide.V[:, :, :2], shape.V)
+    assert model.evaluate(wide).loss <= point.loss * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_columns_that_went_too_soon_are_given_back(noise):
+    """Heads of rank 4 with 3 columns: what is left is no noise, and goes with the fourth. Noise does not."""
+    layer = low_rank(2, 8, 4)
+    data = hw.draw(layer, 300, 6, law="gaussian", seed=1)
+    source = source_of(hw.Examples(data.X, data.Y + noise * data.Y.std() * normal(*data.Y.shape, seed=2)))
+    columns = 4 if noise else 3
+    at = ladder(source, Thin.of(*layer_in(source, layer), columns, 4))
+    at.strategy.given_up = [(columns + 1, 4)]
+    at.climb()
+    assert at.shape.q == 4
+    assert (at.residual < 1e-12) == (noise == 0.0)
+
+
+def layer_in(source, layer):
+    """Θ, with the bias as its last row, and W in working coordinates."""
+    L, mean = source.frame.out, source.frame.mean
+    bias = torch.einsum("mde,d->me", layer.Theta, mean) @ L
+    return torch.cat([L.T @ layer.Theta @ L, bias.unsqueeze(1)], 1), L.T @ layer.W / source.frame.scale
+
+
 def with_a_hard_head(n=600, k=8, d=20, words=60, seed=0):
     """A layer of three heads of size 8, the first of which looks at the token before (the first at itself), all but
     exactly, and tokens that are words with positions."""
@@ -217,10 +247,7 @@ def with_a_hard_head(n=600, k=8, d=20, words=60, seed=0):
 
 def near_the_truth(source, layer, grown, seed=3, off=0.03):
     """Thin factors in working coordinates, a little wrong, the first head's scores times ``grown``."""
-    frame = source.frame
-    L, mean = frame.out, frame.mean
-    bias = torch.einsum("mde,d->me", layer.Theta, mean) @ L
-    shape = Thin.of(torch.cat([L.T @ layer.Theta @ L, bias.unsqueeze(1)], 1), L.T @ layer.W / frame.scale, 8, 8)
+    shape = Thin.of(*layer_in(source, layer), 8, 8)
     A, B, V = (part + off * part.square().mean().sqrt() * normal(*part.shape, seed=seed + i)
                for i, part in enumerate((shape.A, shape.B, shape.V)))
     A[0] *= grown
@@ -310,14 +337,13 @@ def test_a_close_fit_that_stalled_is_not_called_no_layer(monkeypatch):
 
 @pytest.mark.parametrize("seed", [1])
 def test_uneven_tokens_are_learned_without_being_told_the_count(seed):
-    layer = low_rank(3, 25, 6, seed=10 * seed, scale=4.0)
-    X = uneven(300, 6, 25, seed=seed)
-    fit = hw.learn(hw.Examples(X, layer(X)), rank=6, seconds=120)
+    layer = low_rank(3, 16, 4, seed=10 * seed, scale=4.0)
+    X = uneven(300, 6, 16, seed=seed)
+    fit = hw.learn(hw.Examples(X, layer(X)), method="factors", rank=4, seconds=120)
     assert fit.status.kind == "recovered", fit.status
     assert fit.layer.heads == 3
-    fresh = uneven(100, 6, 25, seed=seed + 100)
+    fresh = uneven(100, 6, 16, seed=seed + 100)
     assert float((fit.layer(fresh) - layer(fresh)).norm()) < 1e-6 * float(layer(fresh).norm())
-    assert fit.trace[1]["stage"].startswith("descent-")
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -321,8 +321,8 @@ FIRST = {  # width, sequences of 6 tokens, white: is descent tried first?
     "wide and white, rows enough": (64, 6000, True, False),
     "wide and white, few rows": (64, 4000, True, True),
     "very wide": (128, 10**5, True, True),
-    "narrow, coloured": (24, 2000, False, False),
-    "coloured": (25, 2000, False, True),
+    "narrow, coloured": (40, 2000, False, False),
+    "coloured": (41, 2000, False, True),
 }
 
 
@@ -383,6 +383,20 @@ def test_only_a_promising_descent_is_refined_and_the_first_that_fits_ends_the_la
     assert not names(asked, Refine)
     asked, _ = walk(given, World(descended=(0.29, "by heart")))
     assert len(names(asked, Descend)) == len(names(asked, Refine)) == 1
+
+
+def test_a_descent_that_found_some_heads_is_tried_with_twice_as_many():
+    given, most = facts(64, method="factors", n=10**5), Rung(16, 24, 64, 0.0)
+
+    def last(given, *descended):
+        asked, _ = walk(given, World(descended=descended))
+        return [action.rung for action in asked if isinstance(action, Descend)][-1]
+
+    assert last(facts(16, method="factors", n=10**5), 0.5, "flat") == Rung(12, 16, 16, 0.0)
+    assert last(given, 0.5, "flat") == most
+    assert last(given, 0.71, "flat").heads == last(given, 0.5, "by heart").heads == 8, "it found none, or others"
+    assert last(facts(64, method="factors", heads=4, n=10**5), 0.5, "flat").heads == 4
+    assert last(given, 0.2, "flat").heads == 8
 
 
 def rungs(given, **world):
@@ -510,7 +524,7 @@ RULES = {  # field: another value, facts, world. In each the way must differ.
     "white_rows": (1.0, facts(64, n=4000), World(descended=(0.1, "target"))),
     "wide": (256, facts(64, n=4000), World(descended=(0.1, "target"))),
     "very_wide": (256, facts(128, n=10**5), World(descended=(0.1, "target"))),
-    "coloured": (64, facts(32, white=False), World(descended=(0.1, "target"))),
+    "coloured": (64, facts(48, white=False), World(descended=(0.1, "target"))),
     "promising": (0.5, facts(64, method="factors"), World(descended=(0.4, "flat"))),
     "hold": (1.0, facts(64, method="factors"), World(descended=(0.9, "by heart"))),
     "hold_hard": (5.0, facts(64, method="factors"), World(descended=(0.9, "by heart"))),
@@ -536,6 +550,7 @@ RULES = {  # field: another value, facts, world. In each the way must differ.
     "head_part": (4, facts(384, method="factors", n=10**5), World()),
     "student_heads": (9, facts(16, method="factors"), World()),
     "student_width": (2, facts(64, method="factors"), World()),
+    "lacking": (0.1, facts(16, method="factors"), World(descended=(0.5, "flat"))),
     "halved": (0.9, facts(white=False), World(left=(0.2,), descended=(0.1, "target"), refined=0.15)),
     "by_heart": (0.3, facts(method="starts", heads=2), World(rough=(0.3, 0.9), left=(0.3,))),
     "spent": (1e-3, facts(method="starts", heads=2), World(rough=(0.01, 0.9), left=(0.3,))),

@@ -54,8 +54,9 @@ class Rules:
     white_rows: float = 8.0  # times d² rows below which white tokens are too few for moments of a wide layer
     wide: int = 64  # width from which random starts are hopeless, for white tokens
     very_wide: int = 128  # width from which factors come first in any case
-    coloured: int = 24  # the same, for tokens that are not white
+    coloured: int = 40  # the same, for tokens that are not white
     promising: float = 0.3  # error of a descent from which a refinement is worth its time
+    lacking: float = 0.7  # the same from which, at most, it may lack heads: twice as many are tried
     hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
     hold_hard: float = 10.0  # the same, where that was not enough
     scant: float = 20.0  # equations to an unknown of a student below which its weights are held down at once
@@ -276,10 +277,27 @@ class _Plan:
     def factors(self) -> Steps[Seen | None]:
         """The best fit of the ladder; where no rung came near, None, or the nearest if there is no other start."""
         self.descended = True
+        rungs = self.ladder()
+        best, nearest = yield from self.descents(rungs)
+        if best is None and nearest is not None and nearest.error <= self.rules.lacking and not self.crammed:
+            more = min(2 * rungs[0].heads, self.facts.max_heads)
+            if self.facts.heads is None and more > rungs[0].heads:
+                best, other = yield from self.descents([replace(rungs[-1], heads=more, decay=0.0)])
+                nearest = nearest if other is None else better(nearest, other)
+        if best is None and nearest is not None and self.no_other_start():
+            best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short,
+                                why="no descent came near, and there is no other start: the nearest, briefly")
+            if self.rules.fitted < best.error <= self.rules.promising:
+                best = better(best, (yield Refine("refine-nearest-on", nearest.name, nearest.heads,
+                                                  why="a few steps brought it near: to the floor")))
+                yield from self.set_aside(best)
+        return best
+
+    def descents(self, rungs: list[Rung]) -> Steps[tuple[Seen | None, Seen | None]]:
+        """The best fit, each descent that came near refined, and the nearest of the descents."""
         best: Seen | None = None
         nearest: Seen | None = None
         late = self.moments or self.rough
-        rungs = self.ladder()
         for j, rung in enumerate(rungs):
             # Weights are held down where a descent knows its own rows better than others, until one comes near.
             if j and rung.decay and (best is not None or not self.crammed):
@@ -297,14 +315,7 @@ class _Plan:
             yield from self.set_aside(best)
             if self.narrow(rung, fit):
                 rungs[j + 1 :] = [self.wider(rung, fit)]
-        if best is None and nearest is not None and self.no_other_start():
-            best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short,
-                                why="no descent came near, and there is no other start: the nearest, briefly")
-            if self.rules.fitted < best.error <= self.rules.promising:
-                best = better(best, (yield Refine("refine-nearest-on", nearest.name, nearest.heads,
-                                                  why="a few steps brought it near: to the floor")))
-                yield from self.set_aside(best)
-        return best
+        return best, nearest
 
     def narrow(self, rung: Rung, fit: Seen) -> bool:
         """Whether a fit that left something used every column its scores could have, and nobody said how many."""
@@ -320,6 +331,8 @@ class _Plan:
     def why_descent(self, rung: Rung, again: bool, late: bool) -> str:
         if again and rung.q == self.facts.size.d > self.ladder()[0].q:
             return "the fit before used all the columns of its scores: scores of full rank"
+        if rung.heads > self.ladder()[0].heads:
+            return "the descents before left a part of the labels: twice as many heads"
         if rung.decay and again:
             return "the descent before knew its own rows better than others: weights are held down"
         if rung.decay:

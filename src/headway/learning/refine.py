@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import NEAR, OutOfTimeError
@@ -48,6 +49,7 @@ LAZY, LAZIER = 4.0, 1.5  # gains of a few steps below which rows are weighted fo
 SOFTER, SOFTEST, GIVEN = 0.85, 20, 4.0  # factors on its scores that are tried; times the loss that it may cost
 FREE = 0.3  # part of what is left that cuts may cost without being tried
 AGAIN = 0.3  # how far the residual must fall before a cut that failed is tried again
+MISSED = 0.7  # part of the error on others that columns given back leave at most, or they stay away
 
 
 class Cuts(Strategy):
@@ -58,6 +60,7 @@ class Cuts(Strategy):
         self.refused = self.freed = math.inf  # the residual when a cut was last refused, and when some were free
         self.soft = self.bold = math.inf  # and when heads were last made softer, and a larger cut was tried
         self.failed: dict[tuple[int, int], float] = {}  # columns tried in vain, and the residual then
+        self.given_up: list[tuple[int, int]] = []  # columns there were before some were taken away
         self.balance = False  # whether rows are weighted for the sake of saturated heads
         self.others = math.inf  # the error on other sequences before the last steps
 
@@ -114,11 +117,13 @@ class Cuts(Strategy):
             self.fold(at, BOLD)
             at.creeping = 0 if len(at.shape.value) < heads else at.creeping
             return True
-        return False
+        return at.creeping > 1 and self.widen(at)
 
     def last(self, at: Ladder) -> bool:
-        """At the floor cuts that were refused are tried once more."""
-        if at.other > at.floor or self.refused == at.residual:
+        """At the floor cuts that were refused are tried once more; above it columns are given back."""
+        if at.other > at.floor:
+            return self.widen(at)
+        if self.refused == at.residual:
             return False
         heads, self.refused = len(at.shape.value), math.inf
         self.cut(at)
@@ -183,6 +188,7 @@ class Cuts(Strategy):
             point = at.model.evaluate(smaller)
             if point.loss < 4 * at.point.loss:
                 at.say(f"columns {q}, {p} → {fewer[0]}, {fewer[1]}")
+                self.given_up.append((q, p))
                 at.take(smaller, point)
                 (q, p), found = fewer, moments(at)
                 theta, out = singular_values(at.shape, at.point, found)
@@ -193,8 +199,27 @@ class Cuts(Strategy):
             cost = float(theta[:, wide:].square().sum() + out[:, narrow:].square().sum())
             if tried(at, narrowed(at.shape, at.point, found, wide, narrow), cost,
                      f"columns {q}, {p} → {wide}, {narrow}"):
+                self.given_up.append((q, p))
                 return
             self.failed[wide, narrow] = at.residual
+
+    def widen(self, at: Ladder) -> bool:
+        """Columns that were taken away, when much was left, are given back if now a few steps with them leave much
+        less on other sequences: what they carry was small beside what was left then."""
+        while self.given_up and at.other > FITTED and at.left > 0:
+            (q, p), now = self.given_up.pop(), (at.shape.q, at.shape.V.shape[2])
+            found = at.solve(widened(at.shape, q, p, at.generator), TRIAL, damping=max(at.damping, 1e-3),
+                             price=at.price, inner_limit=INNER[0])
+            other = at.error_of(found.point)
+            kept = other < MISSED * at.other
+            at.say(f"columns {now[0]}, {now[1]} → {q}, {p}: {'kept' if kept else 'not kept'}; others "
+                   f"{at.other:.1e} → {other:.1e}")
+            if kept:
+                self.failed[now] = 0.0
+                at.damping, at.price, at.creeping = found.damping, found.price, 0
+                at.take(found.shape, found.point)
+                return True
+        return False
 
 
 def tried(at: Ladder, shape: Any, cost: float, what: str) -> bool:
@@ -234,6 +259,18 @@ def softer(shape: Thin, head: int, factor: float) -> Thin:
     A = shape.A.clone()
     A[head] *= factor
     return Thin.joined(A, shape.B, shape.V)
+
+
+def widened(shape: Thin, q: int, p: int, generator: torch.Generator) -> Thin:
+    """The same function with more columns: those of A and V are random, and B and O have none there yet."""
+    m = len(shape.value)
+
+    def more(part: Tensor, columns: int, size: float) -> Tensor:
+        new = torch.randn(m, part.shape[1], columns - part.shape[2], generator=generator, dtype=torch.float64)
+        typical = part.square().mean((1, 2), keepdim=True).sqrt()
+        return torch.cat([part, size * typical * new.to(part)], dim=2)
+
+    return Thin.joined(more(shape.A, q, 1.0), more(shape.B, q, 0.0), more(shape.V, p, 1.0))
 
 
 def refine_factors(
