@@ -337,12 +337,12 @@ def test_a_close_fit_that_stalled_is_not_called_no_layer(monkeypatch):
 
 @pytest.mark.parametrize("seed", [1])
 def test_uneven_tokens_are_learned_without_being_told_the_count(seed):
-    layer = low_rank(3, 16, 4, seed=10 * seed, scale=4.0)
-    X = uneven(300, 6, 16, seed=seed)
-    fit = hw.learn(hw.Examples(X, layer(X)), method="factors", rank=4, seconds=120)
+    layer = low_rank(3, 25, 6, seed=10 * seed, scale=4.0)
+    X = uneven(300, 6, 25, seed=seed)
+    fit = hw.learn(hw.Examples(X, layer(X)), method="factors", rank=6, seconds=120)
     assert fit.status.kind == "recovered", fit.status
     assert fit.layer.heads == 3
-    fresh = uneven(100, 6, 16, seed=seed + 100)
+    fresh = uneven(100, 6, 25, seed=seed + 100)
     assert float((fit.layer(fresh) - layer(fresh)).norm()) < 1e-6 * float(layer(fresh).norm())
 
 
