@@ -24,7 +24,7 @@ ORDER = [*(f"core.{name}" for name in (
              "configs", "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced",
              "capture", "oracle", "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same",
              "conditions", "measured", "results")), "core",
-         "linalg.krylov", "linalg.totals", "linalg.projected", "linalg.convex", "linalg", "runs", "runs.schema",
+         "linalg.krylov", "linalg.totals", "linalg.projected", "linalg.thin", "linalg.convex", "linalg", "runs", "runs.schema",
          "runs.store", "runs.jobs", "runs.cluster",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "parts", "source", "saturated", "thin", "candidate", "white", "determined",
