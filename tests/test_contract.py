@@ -40,8 +40,8 @@ ORDER = [*(f"core.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "betting", "held_out", "jacobian", "rounding", "scaled", "spectrum", "identify", "newton", "slopes",
-             "accurate", "linear", "chained", "factors", "kernel", "radius", "wide", "bars", "known", "report")),
+             "betting", "held_out", "jacobian", "rounding", "scaled", "thin", "spectrum", "identify", "newton",
+             "slopes", "accurate", "linear", "chained", "factors", "kernel", "radius", "wide", "bars", "known", "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",

@@ -12,6 +12,7 @@ The gauges A → AT, B → BT⁻ᵀ and V → VT are left free: conjugate gradie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,20 @@ def thin_point(problem: Problem, shape: Thin) -> ThinPoint:
     return ThinPoint(shape.theta(), W, offset, out, loss, residuals, factor, tuple(kept))
 
 
+def point_at(problem: Problem, shape: Thin, out: Tensor, offset: Tensor | None) -> ThinPoint:
+    """A layer as it is, O (m, p, e) and c given. Columns of V that are 0 take no part."""
+    kept, residuals = [], []
+    for rows in problem.chunks:
+        heads = heads_of(rows, shape)
+        kept.append((heads, features(rows, heads[3] @ heads[2], problem.offset)))
+        B = out.flatten(0, 1) if offset is None else torch.cat([out.flatten(0, 1), offset.unsqueeze(0)])
+        residuals.append(rows.Y.flatten(0, 1) - kept[-1][1] @ B)
+    G = torch.stack([H.T @ H for _, H in kept]).sum(0)
+    factor = cholesky(G + torch.diag((G.diagonal() == 0).to(G)))
+    return ThinPoint(shape.theta(), shape.V @ out, offset, out.flatten(0, 1),
+                     sum(float(r.square().sum()) for r in residuals), tuple(residuals), factor, tuple(kept))
+
+
 class Eliminated:
     """v ↦ Jᵀ(I − Π)J v at one point, in a chosen precision, O and c eliminated. A subclass says what H is."""
 
@@ -122,7 +137,7 @@ class Eliminated:
         """Adjoint of unknowns ↦ H."""
         raise NotImplementedError
 
-    def gradient(self, residuals: tuple[Tensor, ...]) -> Tensor:
+    def gradient(self, residuals: Sequence[Tensor]) -> Tensor:
         """Jᵀr; r is orthogonal to the features already."""
         g = torch.zeros_like(self.shape.value)
         for rows, (made, _), r in zip(self.problem.chunks, self.kept, residuals, strict=True):
@@ -130,18 +145,31 @@ class Eliminated:
         return self.problem.ranks.total(g)
 
     def curvature(self, v: Tensor) -> Tensor:
-        parts = self._parts(v)
-        changes: list[Tensor] = []
-        R: Tensor | float = 0.0
-        for rows, (made, H) in zip(self.problem.chunks, self.kept, strict=True):
-            changes.append(features(rows, self._push(rows, made, parts), False))
-            R = R + H.T @ changes[-1]
-        assert isinstance(R, Tensor)
-        S = self.inverse @ self.problem.ranks.total(R)
+        changes = self._changes(v)
+        S = self.following(changes)
         g = torch.zeros_like(v)
         for rows, (made, H), dH in zip(self.problem.chunks, self.kept, changes, strict=True):
             g += self._back(rows, made, (dH - H @ S) @ self.K)
         return self.problem.ranks.total(g)
+
+    def _changes(self, v: Tensor) -> list[Tensor]:
+        """dH, (rows, features but the constant) for every chunk."""
+        parts = self._parts(v)
+        return [features(rows, self._push(rows, made, parts), False)
+                for rows, (made, _) in zip(self.problem.chunks, self.kept, strict=True)]
+
+    def images(self, v: Tensor) -> list[Tensor]:
+        """dH O, (rows, e) for every chunk: what the labels show of a change with O and c known."""
+        return [dH @ self.O for dH in self._changes(v)]
+
+    def following(self, images: Sequence[Tensor]) -> Tensor:
+        """G⁻¹Hᵀ·images: the change of O and c that shows most of them."""
+        R = torch.stack([H.T @ image for (_, H), image in zip(self.kept, images, strict=True)]).sum(0)
+        return self.inverse @ self.problem.ranks.total(R)
+
+    def unseen(self, images: Sequence[Tensor], B: Tensor) -> list[Tensor]:
+        """images − HB."""
+        return [image - H @ B for (_, H), image in zip(self.kept, images, strict=True)]
 
 
 class ThinProducts(Eliminated):
