@@ -27,7 +27,6 @@ from headway.core import attention
 from headway.linalg.projected import Rows
 from headway.linalg.thin import Thin
 
-
 Factors = tuple[Thin, Tensor]  # (A, B, V) and O
 
 

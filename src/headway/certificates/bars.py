@@ -196,7 +196,8 @@ def _why_not(found: Sample, bars: Bars, numbers: dict[str, float]) -> str:
 
 
 def _seen(found: Sample, every: Sequence[Sequence[Tensor]]) -> list[float]:
-    return [part / _noise(found, left) ** 2 for part, left in zip(explained(found, every), every, strict=True)]
+    parts = zip(explained(found, every), every, strict=True)
+    return [part / max(_noise(found, left) ** 2, 1e-300) for part, left in parts]
 
 
 def explained(found: Sample, every: Sequence[Sequence[Tensor]]) -> list[float]:

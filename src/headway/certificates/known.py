@@ -167,7 +167,8 @@ def known(found: Sample, newton: Newton, tried: Tried, generator: torch.Generato
     else:
         white, looked = _free(found, tried, operator.products, generator)
         inverse, far = _inverse(operator.gram)
-        e, ways = torch.linalg.eigh(torch.stack([inverse[i * d : (i + 1) * d, i * d : (i + 1) * d] for i in range(m)]))
+        blocks = [inverse[i * d : (i + 1) * d, i * d : (i + 1) * d] for i in range(m)]
+        e, ways = torch.linalg.eigh(torch.stack(blocks))
         e = torch.where(e < far, e.clamp_min(LEAST), math.inf)
     heads = []
     for i in range(m):

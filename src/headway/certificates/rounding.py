@@ -111,10 +111,11 @@ class Eliminated(Bound):
 class ThinEliminated(Bound):
     """Of products in thin factors (thin.py), O and c eliminated.
 
-    |A| has the absolute values of A as its entries. Of a row and a head let a be the length of (|x̃||L|)·(|x_b||B|σ^{-½})
-    and (|x̃||A|σ^{-½})·(|x_b||R|), the largest over keys: what a unit change (Z, Y) makes of a score, in absolute
-    values all the way; z that of |x_b||V||O|, τ that of |x_b||E||s⁻¹O|. A score is off by s = eps·(r + 2q + 4)·
-    (|x̃||A|)·(|x_b||B|) at most, so a weight by a factor of 1 + 2s and a pattern's covariance by 4s:
+    |A| has the absolute values of A as its entries. Of a row and a head let a be the length of
+    (|x̃||L|)·(|x_b||B|σ^{-½}) and (|x̃||A|σ^{-½})·(|x_b||R|), the largest over keys: what a unit change (Z, Y)
+    makes of a score, in absolute values all the way; z that of |x_b||V||O|, τ that of |x_b||E||s⁻¹O|. A score is
+    off by s = eps·(r + 2q + 4)·(|x̃||A|)·(|x_b||B|) at most, so a weight by a factor of 1 + 2s and a pattern's
+    covariance by 4s:
 
         δ² = Σ_rows Σ_i ((2·eps·t + 4s)az)² + ((eps·t + 2s)τ)²
 

@@ -44,9 +44,9 @@ def second(found: Sample, left: Tensor, right: Tensor, least: float, ball: float
 def second_thin(found: Sample, operator: ThinScaled, least: float, ball: float) -> float:
     """The same in the coordinates of thin.py, (Z, Y, K) and ω with ‖d[O; c]‖ ≤ ‖ω‖/√g, on a ball around 0.
 
-    Θ' and W' are products of two factors, so their second derivatives are constant. With σ and s the least values of
-    the scaled heads, ξ = |L_ix̃|, and ρ, ϱ, τ the largest |R_i(x_b − x̄)|, |W_iᵀ(x_b − x̄)|, |E_i(x_b − x̄)|, τ' that of
-    |E_ix_b|, scores and rows of W_i'ᵀx change on a ball of radius b by
+    Θ' and W' are products of two factors, so their second derivatives are constant. With σ and s the least values
+    of the scaled heads, ξ = |L_ix̃|, and ρ, ϱ, τ the largest |R_i(x_b − x̄)|, |W_iᵀ(x_b − x̄)|, |E_i(x_b − x̄)|,
+    τ' that of |E_ix_b|, scores and rows of W_i'ᵀx change on a ball of radius b by
 
         dS ≤ (1 + b/σ)ξρ‖t‖,   d²S ≤ ξρ‖t‖‖t'‖/σ,   dW ≤ τ((1 + b/(s√g))‖K‖ + (1 + b/s)‖ω‖/√g),
         d²W ≤ τ(‖K‖‖ω'‖ + ‖K'‖‖ω‖)/(s√g),           W' ≤ ϱ + τ(b + b/√g + b²/(s√g)),

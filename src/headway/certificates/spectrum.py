@@ -66,7 +66,7 @@ class Spectrum:
             least, _, _, off = bound(values)
             return least > max(off, NEAR * float(values[0])) or float(values[0]) <= FREE**2 * float(values[-1])
 
-        values, vector = lanczos(operator, operator.start(generator), steps, enough)
+        values, vector = lanczos(operator, operator.start(generator), steps, enough, operator.tangent)
         least, epsilon, top, off = bound(values)
         return cls(operator, values, vector, size, epsilon, least, top, known, off)
 

@@ -1,7 +1,7 @@
 """v ↦ N v for heads as thin factors, N = J_1ᵀ(I − Π)J_1 in coordinates without gauge.
 
-At Θ_i = A_iB_iᵀ, W_i = V_iO_i of ranks q_i, p_i, with S_i, M_i, T_i the second moments of queries, of the keys' side
-and of what a head hands on (linalg.thin), L_i = S_i^{-½}, R_i = M_i^{-½}, E_i = T_i^{-½}:
+At Θ_i = A_iB_iᵀ, W_i = V_iO_i of ranks q_i, p_i, with S_i, M_i, T_i the second moments of queries, of the keys'
+side and of what a head hands on (linalg.thin), L_i = S_i^{-½}, R_i = M_i^{-½}, E_i = T_i^{-½}:
 
     L_i⁻¹Θ_iR_i⁻¹ = Uσ𝒱ᵀ,     A_i = L_iUσ^½,   B_i = R_i𝒱σ^½,
     E_i⁻¹W_i = u s wᵀ,        V_i = E_iu,      O_i = s wᵀ.
@@ -13,9 +13,9 @@ Every layer of these ranks near this one is written in just one way as
 
 since UᵀL⁻¹Θ'R⁻¹ tells Y, what is left then tells Z, and W' alike. So no gauge of factors is met. To first order the
 scaled change of Θ_i is t = Z𝒱ᵀ + UYᵀ, of length ‖(Z, Y)‖, and that of V_iO_i is Kwᵀ, of length ‖K‖. O and c are
-eliminated. The dimension is Σ q_i(r + d − q_i) + p_i(d − p_i). Two directions of a head these moments misjudge: that of
-Θ_i itself, to which a softmax answers little, and that of the identity, with which every token looks more at itself in
-all rows alike. They are stretched or shrunk to curvature 1: (Z, Y, K) = Rv.
+eliminated. The dimension is Σ q_i(r + d − q_i) + p_i(d − p_i). Two directions of a head these moments misjudge:
+that of Θ_i itself, to which a softmax answers little, and that of the identity, with which every token looks more
+at itself in all rows alike. They are stretched or shrunk to curvature 1: (Z, Y, K) = Rv.
 
 The layer that claims made here are about is that of the factors as they are stored: ``base``.
 """

@@ -142,8 +142,8 @@ class _Words:
 
 
 def _ball(newton: Newton) -> float:
-    """Where slopes are taken: W may change by a tenth of its smallest head, Θ_i by a quarter of σ_q; of thin factors,
-    O by a quarter of its least singular value."""
+    """Where slopes are taken: W may change by a tenth of its smallest head, Θ_i by a quarter of σ_q; of thin
+    factors, O by a quarter of its least singular value."""
     weight = newton.found.layer.W.flatten(1).norm(dim=1).min()
     ball = 0.1 * math.sqrt(newton.features) * float(weight)
     operator = newton.spectrum.operator
@@ -185,15 +185,15 @@ class Chart:
     def _thin(cls, newton: Newton, operator: ThinScaled, ball: float) -> Chart:
         """With ‖dΘ‖ ≤ λ‖t‖ and ‖dW‖ ≤ ε‖K‖ + ν‖ω‖, λ = max ‖L_i‖‖R_i‖, ε = max ‖E_i‖, ν = max ‖V_i‖/√g; and back,
         ‖(Z, Y)‖ ≤ 2T for a matrix of its rank at a scaled distance T ≤ σ/2 and ‖K‖ ≤ 2T alike, dO ≤ T."""
-        def largest(parts: Tensor) -> float:
-            return float(torch.linalg.matrix_norm(parts, 2).max())
+
+        def largest(*parts: Tensor) -> float:
+            return float(torch.stack([torch.linalg.matrix_norm(part, 2) for part in parts]).prod(0).max())
 
         root, s = math.sqrt(newton.features), operator.narrowest
-        turn = float((torch.linalg.matrix_norm(operator.L.down, 2) * torch.linalg.matrix_norm(operator.R.down, 2)).max())
+        turn, up = largest(operator.L.down, operator.R.down), largest(operator.L.up, operator.R.up)
         wide, values = largest(operator.E.down), largest(operator.base.V)
         out = max(turn, math.sqrt(2) * wide, math.sqrt(2 * values**2 + 1) / root)
         curved = (turn / operator.thinnest + wide / (s * root)) / out
-        up = float((torch.linalg.matrix_norm(operator.L.up, 2) * torch.linalg.matrix_norm(operator.R.up, 2)).max())
         far = largest(operator.E.up)
         top = 2 * max(up, far) + math.sqrt(float(operator.gram.trace())) * (far + 1)
         return cls(second_thin(newton.found, operator, newton.features, ball), ball, curved, 0.0, out, top)

@@ -102,12 +102,14 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
 
 def lanczos(
     apply: Callable[[Tensor], Tensor], start: Tensor, steps: int,
-    enough: Callable[[Tensor], bool] | None = None,
+    enough: Callable[[Tensor], bool] | None = None, project: Linear | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ritz values of a symmetric operator after ``steps`` products, ascending, and the vector of the least one.
     ``enough`` looks at the values every five products and may end it sooner.
 
-    Reorthogonalised in full, twice: a lost direction would pass for a zero eigenvalue.
+    Reorthogonalised in full, twice: a lost direction would pass for a zero eigenvalue. So would what rounding
+    leaves outside of the space that the operator lives on, which grows from step to step: ``project`` is onto that
+    space.
     """
     basis = start.new_zeros(min(steps, GROW) + 1, start.numel())
     basis[0] = start.flatten() / start.norm()
@@ -118,6 +120,7 @@ def lanczos(
         alpha.append(float(w @ basis[j]))
         for _ in range(2):
             w = w - (basis[: j + 1] @ w) @ basis[: j + 1]
+            w = w if project is None else project(w.view_as(start)).flatten()
         beta.append(float(w.norm()))
         if beta[-1] < 1e-6 * max(abs(a) for a in alpha):
             break
