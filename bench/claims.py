@@ -195,13 +195,17 @@ def notes() -> str:
         f"for {low} of {len(rates)}.",
         f"- {cpu.command}: {cpu.column('seconds')[0]:,.0f} s ({cpu.commit}).",
         f"- {Record('swap').command}: {swap()} ({Record('swap').commit}).",
-        f"- Identifiability at this size by products, {large.command}: {identified()} ({large.commit})."])
+        f"- Every claim of a certificate by products in thin factors, {large.command}: {decided_thin()} "
+        f"({large.commit})."])
 
 
-def identified() -> str:
+def decided_thin() -> str:
     r = Record("certify_large")
-    return (f"{r.summary['holds']}: least eigenvalue at least {r.rows[0]['lower_bound']:.1e} after "
-            f"{r.rows[0]['products']:.0f} products; {r.summary['seconds']:,.0f} s{busy(r)}")
+    last = r.rows[-1]
+    said = "all decided" if not r.summary["undecided"] else f"{r.summary['undecided']} undecided"
+    return (f"{said} up to width {last['width']} ({last['heads']} heads, {last['unknowns']:,} unknowns, "
+            f"{last['sequences']} sequences), there with {last['products']} products in "
+            f"{last['processor seconds']:,.0f} s of one processor")
 
 
 def busy(r: Record) -> str:
@@ -403,7 +407,7 @@ def certificates() -> str:
          Record("demonstrated")),
         (f"radius on {len(Record('radius').rows)} recovered layers (d ≤ 16)", radius(), Record("radius")),
         *((words.removeprefix("certificates: "), *rest) for words, *rest in certified()),
-        ("identifiability at width 384 with 12 heads, among layers of that rank", identified(), large)])
+        ("claims on the Jacobian where projections have low rank too", decided_thin(), large)])
 
 
 # -- the zoo ----------------------------------------------------------------------------------------------------

@@ -51,8 +51,9 @@ def worker(data: str, run: str, out: str) -> None:
     from headway.cli.ranks import group
     from headway.learning.parts import Parted
     from headway.learning.source import Source, find_frame, spaced
-    from headway.learning.thin import Thin, ThinModel
+    from headway.learning.thin import ThinModel
     from headway.linalg.projected import Products, evaluate
+    from headway.linalg.thin import Thin
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     with group() as ranks:

@@ -245,9 +245,9 @@ def test_lanczos_lives_in_the_tangent_space_and_counts_its_dimension(monkeypatch
     layer, data, found = ranked()
     calls, sizes = [], []
 
-    def kept(apply, start, steps, enough=None):
+    def kept(apply, start, steps, enough=None, project=None):
         calls.append((apply, start))
-        return lanczos(apply, start, steps, enough)
+        return lanczos(apply, start, steps, enough, project)
 
     def counted(steps, size, confidence):
         sizes.append(size)

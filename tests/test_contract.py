@@ -24,8 +24,8 @@ ORDER = [*(f"core.{name}" for name in (
              "configs", "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced",
              "capture", "oracle", "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same",
              "conditions", "measured", "results")), "core",
-         "linalg.krylov", "linalg.totals", "linalg.projected", "linalg.convex", "linalg", "runs", "runs.schema",
-         "runs.store", "runs.jobs", "runs.cluster",
+         "linalg.krylov", "linalg.totals", "linalg.projected", "linalg.thin", "linalg.convex", "linalg",
+         "runs", "runs.schema", "runs.store", "runs.jobs", "runs.cluster",
          *(f"learning.{name}" for name in (
              "shapes", "gauss_newton", "parts", "source", "saturated", "thin", "candidate", "white", "determined",
              "actions", "policy", "settings", "starts", "starts.moments", "starts.unmix", "starts.random",
@@ -40,8 +40,9 @@ ORDER = [*(f"core.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",
              "net", "provable")), "sculpting",
          *(f"certificates.{name}" for name in (
-             "betting", "held_out", "jacobian", "rounding", "scaled", "spectrum", "identify", "newton", "slopes",
-             "accurate", "linear", "chained", "factors", "kernel", "radius", "wide", "bars", "known", "report")),
+             "betting", "held_out", "jacobian", "rounding", "scaled", "thin", "spectrum", "identify", "newton",
+             "slopes", "accurate", "linear", "chained", "factors", "kernel", "radius", "wide", "bars", "known",
+             "report")),
          "certificates",
          *(f"training.{name}" for name in (
              "network", "constants", "data", "starts", "descent", "curvature", "convergence", "generalization",

@@ -17,10 +17,11 @@ from headway.learning.candidate import Candidate
 from headway.learning.determined import LEVEL, VECTORS, Determined, asked, dependence, determined, left_of
 from headway.learning.shapes import Factored
 from headway.learning.source import Source, find_frame
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
 from headway.learning.verdict import _open
 from headway.learning.white import FreeWhite, ThinWhite
 from headway.linalg.projected import Problem, Rows, evaluate
+from headway.linalg.thin import Thin
 
 HEADS, WIDTH, LENGTH, COUNT, RANK = 2, 4, 4, 60, 2
 

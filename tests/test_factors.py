@@ -31,7 +31,8 @@ from headway.learning.shapes import Factored, Full
 from headway.learning.source import Source, find_frame, spaced
 from headway.learning.starts.batches import Table
 from headway.learning.starts.descent import descend, predict, random_factors, tables, whitened
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
+from headway.linalg.thin import Thin
 
 CPU = torch.device("cpu")
 

@@ -21,8 +21,9 @@ from headway.learning.formed_learn import determined, patterns
 from headway.learning.formed_refine import FormCandidate, refine_form
 from headway.learning.formed_source import FormSource
 from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
 from headway.linalg.projected import Problem, Rows
+from headway.linalg.thin import Thin
 from headway.runs.store import Run
 
 D, M, Q, K = 8, 2, 4, 6

@@ -22,9 +22,10 @@ from headway.learning.loop import Loop
 from headway.learning.parts import Parted, _edges
 from headway.learning.source import Source, find_frame
 from headway.learning.starts import descent
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
 from headway.linalg import totals
 from headway.linalg.projected import Problem, Rows
+from headway.linalg.thin import Thin
 from headway.runs.store import Run
 
 WIDTH, HEADS, COUNT, LENGTH, SHARDS = 6, 2, 300, 6, 5

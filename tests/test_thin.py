@@ -19,8 +19,9 @@ from headway.learning.saturated import balanced, blocks_of
 from headway.learning.shapes import Span
 from headway.learning.starts import moments
 from headway.learning.starts.unmix import InSpan, unseen
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
 from headway.linalg.projected import Problem, Rows, evaluate, features_of
+from headway.linalg.thin import Thin
 
 SETTINGS = {
     "plain": {}, "causal": {"mask": "causal"}, "padded": {"padded": True}, "in two pieces": {"pieces": 2},

@@ -25,6 +25,9 @@ from headway.certificates.jacobian import Sample
 from headway.certificates.slopes import reaches
 from headway.core import attention
 from headway.linalg.projected import Rows
+from headway.linalg.thin import Thin
+
+Factors = tuple[Thin, Tensor]  # (A, B, V) and O
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class Answers:
     off: float
 
     @classmethod
-    def of(cls, found: Sample) -> Answers:
-        parts = [_rows(found, rows) for rows in found.problem.chunks]
+    def of(cls, found: Sample, factors: Factors | None = None) -> Answers:
+        """Of the sample's layer; of these ``factors`` of it, as they are stored, where they are given."""
+        parts = [_rows(found, rows, factors) for rows in found.problem.chunks]
         return cls(tuple(left for left, _ in parts), math.sqrt(sum(off for _, off in parts)))
 
     @property
@@ -46,20 +50,29 @@ class Answers:
         return math.sqrt(sum(float(r.square().sum()) for r in self.left))
 
 
-def _rows(found: Sample, rows: Rows) -> tuple[Tensor, float]:
+def _rows(found: Sample, rows: Rows, factors: Factors | None) -> tuple[Tensor, float]:
     """Those of one chunk, and the sum of squares of what rows are off."""
     layer, eps = found.layer, torch.finfo(rows.X.dtype).eps
     n, k, d = rows.X.shape
-    S, delta = scores(rows.X, layer.augmented)
+    if factors is None:
+        S, delta = scores(rows.X, layer.augmented)
+        parts = [(W,) for W in layer.W]
+    else:
+        thin, out = factors
+        S, delta = thin_scores(rows.X, thin.A, thin.B)
+        parts = list(zip(thin.V, out, strict=True))
     P = attention.softmax(S, rows.see)
     Y = torch.zeros_like(rows.Y)
     shown, wide = Y.new_zeros(n, k), reaches(found, rows, layer.W)
     H, absolute = attention.attend(P, rows.X), attention.attend(P, rows.X.abs())
-    for i, W in enumerate(layer.W):
-        Y = Y + H[:, :, i] @ W
-        shown = shown + (absolute[:, :, i] @ W.abs()).norm(dim=2)
+    for i, maps in enumerate(parts):
+        part, size = H[:, :, i], absolute[:, :, i]
+        for M in maps:
+            part, size = part @ M, size @ M.abs()
+        Y, shown = Y + part, shown + size.norm(dim=2)
     Y = Y if layer.offset is None else Y + layer.offset
     terms = 2 * (S.amax(3) - S.amin(3)).amax(2) + 3 * k + d + layer.heads + 24
+    terms = terms if factors is None else terms + factors[0].V.shape[2]
     each = (torch.expm1(2 * delta) * wide).sum(2) + eps * terms * (shown + rows.Y.norm(dim=2))
     left = Y - rows.Y
     if rows.valid is not None:
@@ -89,6 +102,40 @@ def scores(X: Tensor, Theta: Tensor) -> tuple[Tensor, Tensor]:
     off = 2 * eps * (d + 3) * d * 2.0 ** -bits(X.dtype, d) * rows.squeeze(3) * longest
     off = off + (q_off.sum(3) + eps * (d + 3) * q.abs().sum(3)) * longest + 3 * eps * S.abs().amax(3)
     return S, off
+
+
+def thin_scores(X: Tensor, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for Θ_i = A_iB_iᵀ, from X̃A_i = Q + q and XB_i = K + κ: S = QKᵀ + (Qκᵀ + q(K + κ)ᵀ)."""
+    eps, q = torch.finfo(X.dtype).eps, A.shape[2]
+    b = 2.0 ** -bits(X.dtype, q)
+    Q, low, q_off = _product(attention.queries(X, A), A)
+    K, k_low, k_off = _product(X, B)
+    whole, most = K + k_low, (K + k_low).abs().amax(1, keepdim=True)
+    (Q1, Q2, rows), (K1, K2, keys) = cut(Q, 3, q), cut(K, 3, q)
+
+    def by(a: Tensor, c: Tensor) -> Tensor:
+        return torch.einsum("nkmq,nlmq->nkml", a, c)
+
+    S = by(Q1, K1) + (by(Q1, K2) + by(Q2, K) + by(Q, k_low) + by(low, whole))
+    off = 2 * eps * (q + 3) * q * b * rows.squeeze(3) * keys.squeeze(3).amax(1, keepdim=True)
+    small = Q.abs() * k_low.abs().amax(1, keepdim=True) + low.abs() * most
+    off = off + eps * (q + 3) * small.sum(3) + 3 * eps * S.abs().amax(3)
+    off = off + (q_off * most).sum(3) + ((Q.abs() + low.abs()) * k_off.amax(1, keepdim=True)).sum(3)
+    return S, off
+
+
+def _product(X: Tensor, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """XA_i for every head as an exact sum and a small rest, (n, k, m, q), and what the rest is off."""
+    eps, r = torch.finfo(X.dtype).eps, X.shape[2]
+    x1, x2, sizes = cut(X, 2, r)
+    A1, A2, columns = cut(A, 1, r)
+
+    def by(x: Tensor, part: Tensor) -> Tensor:
+        return attention.apart(x, part).transpose(1, 2)
+
+    low = by(x1, A2) + by(x2, A)
+    off = 2 * eps * (r + 2) * r * 2.0 ** -bits(X.dtype, r) * sizes.unsqueeze(2) * columns.transpose(0, 1)
+    return by(x1, A1), low, off
 
 
 def bits(dtype: torch.dtype, terms: int) -> int:

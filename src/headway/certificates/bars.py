@@ -61,7 +61,7 @@ class Bars:
     Theta: Tensor  # the step
     B: Tensor
     left: Sequence[Tensor]  # what the linear model leaves
-    shown: Sequence[float]  # what ``explained`` is for random labels, over s²
+    seen: Sequence[float]  # what ``explained`` is of that, over s², and then for random labels
     numbers: Mapping[str, float]
 
 
@@ -87,13 +87,13 @@ def error_bars(found: Sample, confidence: float = 0.99) -> Claim:
     blocks = [inverse[end - size : end, end - size : end] for size, end in zip(sizes, ends, strict=True)]
     trace, spread = (torch.stack([size(block) for block in blocks]).view(2, -1)
                      for size in (torch.trace, torch.norm))
-    shown, generator = [], torch.Generator().manual_seed(0)
+    tried, generator = [], torch.Generator().manual_seed(0)
     for _ in range(PROBES[0]):
         labels = random_labels(found, left, generator)
         change = torch.cholesky_solve(_adjoint(found, labels).unsqueeze(1), factor).squeeze(1)
-        tried = _left(found, *of(change), labels)
-        shown.append(explained(found, tried) / _noise(found, tried) ** 2)
-    bars = Bars(_noise(found, left), _lengths(found, Theta, B), trace, spread, Theta, B, left, shown, {})
+        tried.append(_left(found, *of(change), labels))
+    seen = _seen(found, [left, *tried])
+    bars = Bars(_noise(found, left), _lengths(found, Theta, B), trace, spread, Theta, B, left, seen, {})
     return _claim(found, bars, confidence)
 
 
@@ -129,7 +129,7 @@ def error_bars_by_products(found: Sample, tried: Tried, confidence: float) -> Cl
     if not tried.sure:
         return _undecided("the parameters are not known to be determined")
     step = tried.step
-    shown = [explained(found, probe.left) / _noise(found, probe.left) ** 2 for probe in tried.probes]
+    seen = _seen(found, [step.left, *(probe.left for probe in tried.probes)])
     every = torch.stack([_lengths(found, probe.Theta, probe.B).square() for probe in tried.probes])
     deviation, count = every.std(0), len(every)
     trace = every.mean(0) + 3 * deviation / math.sqrt(count)
@@ -138,7 +138,7 @@ def error_bars_by_products(found: Sample, tried: Tried, confidence: float) -> Cl
     numbers = {"probes": float(count), "products": float(tried.products),
                "bars_off": float((deviation / every.mean(0)).max()) / (2 * math.sqrt(count))}
     bars = Bars(_noise(found, step.left), _lengths(found, step.Theta, step.B), trace, torch.minimum(spread, trace),
-                step.Theta, step.B, step.left, shown, numbers)
+                step.Theta, step.B, step.left, seen, numbers)
     return _claim(found, bars, confidence)
 
 
@@ -177,7 +177,7 @@ def _why_not(found: Sample, bars: Bars, numbers: dict[str, float]) -> str:
     answers, left = Answers.of(found), _squares(bars.left)
     if answers.size <= answers.off:
         return ""  # rounding could have made all of it
-    there = Answers.of(replace(found, layer=moved(found.layer, bars.Theta, bars.B))).size ** 2
+    there = Answers.of(replace(found, layer=moved(found, bars.Theta, bars.B))).size ** 2
     numbers["bent"] = max(there - left, 0.0) / (found.unknowns * bars.noise**2)
     if there - left > BENT * found.unknowns * bars.noise**2 + answers.off**2:
         return ("the layer is too far from the fit to these examples for an answer to first order (second-order "
@@ -185,17 +185,23 @@ def _why_not(found: Sample, bars: Bars, numbers: dict[str, float]) -> str:
     if found.problem.rows < ROWS:
         return (f"{found.problem.rows} rows are too few to tell noise from what answers to the inputs; "
                 f"{ROWS} would do")
-    usual = sum(bars.shown) / len(bars.shown)
+    seen, *others = bars.seen
+    usual = sum(others) / len(others)
     # Of f degrees, known from the random labels: their mean is f, a deviation √(2f).
-    numbers["structure"] = (explained(found, bars.left) / bars.noise**2 - usual) / math.sqrt(2 * usual)
+    numbers["structure"] = (seen - usual) / math.sqrt(2 * usual)
     if numbers["structure"] > STRUCTURE:
         return (f"what is left answers to the inputs ({numbers['structure']:.1f} deviations more than noise does): "
                 "it is no noise around a layer of this shape")
     return ""
 
 
-def explained(found: Sample, left: Sequence[Tensor]) -> float:
-    """The part of Σ‖r‖² that tokens, their mean in sight and random heads explain."""
+def _seen(found: Sample, every: Sequence[Sequence[Tensor]]) -> list[float]:
+    parts = zip(explained(found, every), every, strict=True)
+    return [part / max(_noise(found, left) ** 2, 1e-300) for part, left in parts]
+
+
+def explained(found: Sample, every: Sequence[Sequence[Tensor]]) -> list[float]:
+    """The part of Σ‖r‖² that tokens, their mean in sight and random heads explain, for each of these r."""
     layer = found.layer
     generator = torch.Generator().manual_seed(0)
     size = layer.augmented.flatten(1).norm(dim=1).mean()
@@ -203,19 +209,19 @@ def explained(found: Sample, left: Sequence[Tensor]) -> float:
     Theta = torch.cat([size * Theta / Theta.flatten(1).norm(dim=1).view(-1, 1, 1), torch.zeros_like(Theta[:1])])
     G: Tensor | float = 0.0
     R: Tensor | float = 0.0
-    for rows, r in zip(found.problem.chunks, left, strict=True):
+    for rows, *left in zip(found.problem.chunks, *every, strict=True):
         n, k, d = rows.X.shape
         H = attention.attend(rows.patterns(Theta), rows.X).reshape(n * k, -1)
         Z = torch.cat([H, rows.X.reshape(n * k, d), H.new_ones(n * k, 1)], dim=1)
         if rows.valid is not None:
             Z = Z * rows.valid.reshape(-1, 1)
-        G, R = G + Z.mT @ Z, R + Z.mT @ r
+        G, R = G + Z.mT @ Z, R + Z.mT @ torch.cat(left, dim=1)
     assert isinstance(G, Tensor) and isinstance(R, Tensor)
     scale = G.diagonal().clamp_min(1e-300).rsqrt()
     values, vectors = torch.linalg.eigh(G * scale[:, None] * scale[None, :])
     there = values > 1e-10 * values[-1]
     shown = (vectors.mT @ (scale.unsqueeze(1) * R))[there] / values[there].sqrt().unsqueeze(1)
-    return float(shown.square().sum())
+    return [float(part.square().sum()) for part in shown.split(layer.out_width, dim=1)]
 
 
 def _lengths(found: Sample, Theta: Tensor, B: Tensor) -> Tensor:

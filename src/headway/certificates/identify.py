@@ -86,9 +86,9 @@ def identifiability(
     statement = (f"The {found.unknowns} parameters are determined, to first order, by {found.sequences} sequences "
                  f"of {examples.length} tokens")
     if found.ranks is not None:
-        same = len(set(found.ranks)) == 1
-        statement += ", among layers whose attention matrices have rank at most " + (
-            str(found.ranks[0]) if same else f"{', '.join(map(str, found.ranks))}, head by head")
+        statement += f", among layers whose attention matrices have rank at most {_ranks(found.ranks)}"
+        if found.out_ranks is not None:
+            statement += f" and whose projections have rank at most {_ranks(found.out_ranks)}"
     numbers = {"parameters": float(found.unknowns), "sequences": float(found.sequences)}
     if found.unknowns <= DENSE and found.ranks is None:
         more, holds, reason = _dense(found)
@@ -100,6 +100,10 @@ def identifiability(
     if named:
         reason = "; ".join(named) if holds == Verdict.NO else reason + "; " + "; ".join(named)
     return Claim(NAME, statement, assumption, holds, reason, {**numbers, **more})
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return str(ranks[0]) if len(set(ranks)) == 1 else f"{', '.join(map(str, ranks))}, head by head"
 
 
 def _dense(found: Sample) -> tuple[dict[str, float], Verdict, str]:

@@ -22,6 +22,9 @@ from headway.core.layer import AttentionLayer
 from headway.linalg.projected import Problem, Rows, features_of
 
 CHUNK = 1 << 24  # numbers in one piece of a dense Jacobian
+# Times what counting asks for; the second of heads whose projections have low rank too: their floor is lower, and a
+# peaked pattern speaks of few of a row's keys, so that counting promises more than there is.
+PLENTY = 5, 20
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Sample:
     unknowns: int
     theta_unknowns: int
     ranks: tuple[int, ...] | None  # each attention matrix's, where the claim is about layers of these ranks
+    out_ranks: tuple[int, ...] | None = None  # each projection's, alike; only beside ``ranks``
 
     @cached_property
     def normal(self) -> tuple[Tensor, Tensor]:
@@ -56,15 +60,22 @@ def low_ranks(layer: AttentionLayer) -> tuple[int, ...] | None:
     return found if 0 < max(found) <= layer.width // 2 else None
 
 
+def low_out_ranks(layer: AttentionLayer) -> tuple[int, ...] | None:
+    """The same of every W_i."""
+    found = tuple(ranks_of(torch.linalg.svdvals(layer.W.double())).tolist())
+    return found if 0 < min(found) and max(found) <= min(layer.width, layer.out_width) // 2 else None
+
+
 def sample(
     layer: AttentionLayer, examples: Examples, sequences: int | None, dtype: torch.dtype,
-    ranks: tuple[int, ...] | None = None,
+    ranks: tuple[int, ...] | None = None, out_ranks: tuple[int, ...] | None = None,
 ) -> Sample:
-    """Sequences spread evenly over the examples: by default five times what counting asks for."""
+    """Sequences spread evenly over the examples: by default ``PLENTY`` times what counting asks for."""
+    out_ranks = None if ranks is None else out_ranks
     size = Size(layer.width, layer.out_width, examples.length, layer.mask,
-                None if ranks is None else max(ranks))
+                None if ranks is None else max(ranks), None if out_ranks is None else max(out_ranks))
     m = layer.heads
-    want = 5 * size.floor(m) if sequences is None else sequences
+    want = PLENTY[out_ranks is not None] * size.floor(m) if sequences is None else sequences
     count = max(1, min(want, len(examples)))
     index = ((np.arange(count) + 0.5) * len(examples) / count).astype(np.int64)
     chunks = []
@@ -83,8 +94,10 @@ def sample(
     whole, (_, r, d) = layer.augmented.numel(), layer.augmented.shape
     theta = whole if ranks is None else sum(q * (r + d - q) for q in ranks)
     unknowns = parameters(layer) - whole + theta
+    if out_ranks is not None:
+        unknowns -= layer.W.numel() - sum(p * (d + layer.out_width - p) for p in out_ranks)
     return Sample(Problem(tuple(chunks), layer.offset is not None), layer.to(dtype), count,
-                  count * examples.length * layer.out_width, about, unknowns, theta, ranks)
+                  count * examples.length * layer.out_width, about, unknowns, theta, ranks, out_ranks)
 
 
 def residuals(found: Sample) -> list[Tensor]:

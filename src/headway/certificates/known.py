@@ -31,6 +31,7 @@ from headway.certificates.accurate import Answers
 from headway.certificates.bars import Tried, random_labels
 from headway.certificates.jacobian import Sample
 from headway.certificates.newton import Newton
+from headway.certificates.thin import ThinScaled
 from headway.core.results import Claim, Verdict
 from headway.linalg.krylov import conjugate_gradients
 from headway.linalg.projected import Products
@@ -57,17 +58,29 @@ class Known:
         return float((self.epsilon <= level).double().mean())
 
 
-class White:
+class Directions:
+    """Eigenvectors of S_i and of M_i, what a change along them shows to leading order, and which are not there."""
+
+    def __init__(self, S: Tensor, M: Tensor) -> None:
+        (self.s, self.left), (self.t, self.right) = (torch.linalg.eigh(D) for D in (S, M))
+        self.lives = [values > EMPTY * values.mean(1, keepdim=True).clamp_min(LEAST) for values in (self.s, self.t)]
+        self.live = self.lives[0].unsqueeze(2) & self.lives[1].unsqueeze(1)
+        lead = self.s.clamp_min(0.0).unsqueeze(2) * self.t.clamp_min(0.0).unsqueeze(1)
+        self.variance = torch.where(self.live, 1 / lead.clamp_min(LEAST), math.inf)
+
+    def seen(self, change: Tensor) -> Tensor:
+        """y of a change of Θ; 0 where there is none."""
+        y: Tensor = torch.where(self.live, self.left.mT @ change @ self.right / self.variance.sqrt(), 0.0)
+        return y
+
+
+class White(Directions):
     """N = J_1ᵀ(I − Π)J_1 in the coordinates y, a row and a column for each eigenvector of S_i and of M_i."""
 
     def __init__(self, products: Products, generator: torch.Generator) -> None:
+        super().__init__(*products.moments(generator))
         self.products = products
-        (self.s, self.left), (self.t, self.right) = (torch.linalg.eigh(D) for D in products.moments(generator))
-        lives = [values > EMPTY * values.mean(1, keepdim=True).clamp_min(LEAST) for values in (self.s, self.t)]
-        self.live = lives[0].unsqueeze(2) & lives[1].unsqueeze(1)
-        lead = self.s.clamp_min(0.0).unsqueeze(2) * self.t.clamp_min(0.0).unsqueeze(1)
-        self.variance = torch.where(self.live, 1 / lead.clamp_min(LEAST), math.inf)
-        sides = zip((self.left, self.right), (self.s, self.t), lives, strict=True)
+        sides = zip((self.left, self.right), (self.s, self.t), self.lives, strict=True)
         self.roots = [vectors * torch.where(live, values.clamp_min(LEAST).rsqrt(), 0.0).unsqueeze(1)
                       for vectors, values, live in sides]
 
@@ -83,11 +96,6 @@ class White:
     def __call__(self, y: Tensor) -> Tensor:
         return self.into(self.products.curvature(self.out(y)))
 
-    def seen(self, change: Tensor) -> Tensor:
-        """y of a change of Θ; 0 where there is none."""
-        y: Tensor = torch.where(self.live, self.left.mT @ change @ self.right / self.variance.sqrt(), 0.0)
-        return y
-
     def solved(self, labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(y, B) of least squares."""
         g = self.into(self.products.back(labels, self.products.following(labels)))
@@ -102,36 +110,79 @@ class White:
         return rest.square()
 
 
-def known(found: Sample, newton: Newton, tried: Tried, generator: torch.Generator) -> list[tuple[Known, Known]]:
-    """Θ_i and W_i of every head."""
-    layer, operator = found.layer, newton.spectrum.operator
-    answers = Answers.of(found)
-    size = answers.size + answers.off
-    white = White(operator.products, generator)
-    open_ = torch.zeros_like(white.variance)
+@dataclass(frozen=True)
+class Looked:
+    """Over the leading order, along every direction: what random labels make of Θ, squared; what is not seen of a
+    random change, squared, and what such a change is; and the labels' d[W; c]."""
+
+    factor: Tensor
+    open_: Tensor
+    change: Tensor
+    B: list[Tensor]
+
+
+def _free(found: Sample, tried: Tried, products: Products, generator: torch.Generator) -> tuple[Directions, Looked]:
+    white = White(products, generator)
+    open_, ones = torch.zeros_like(white.variance), torch.ones_like(white.variance)
     if tried.sure:
         steps = [(white.seen(probe.Theta), probe.B) for probe in tried.probes]
     else:
         steps = [white.solved(random_labels(found, tried.step.left, generator)) for _ in range(LOOKS)]
         open_ = torch.stack([white.unseen(generator) for _ in range(LOOKS)]).mean(0)
     factor = torch.stack([y for y, _ in steps]).square().mean(0)
+    return white, Looked(factor, open_, ones, [B for _, B in steps])
+
+
+def _thin(
+    found: Sample, newton: Newton, tried: Tried, operator: ThinScaled, generator: torch.Generator
+) -> tuple[Directions, Looked]:
+    """Of heads in thin factors, in the coordinates of thin.py; a random change is one of these."""
+    white = Directions(*operator.moments[:2])
+    open_, change = torch.zeros_like(white.variance), torch.ones_like(white.variance)
+    steps = tried.probes
+    if not tried.sure:
+        steps = tuple(newton.step(random_labels(found, tried.step.left, generator), SOLVED, PRODUCTS)
+                      for _ in range(LOOKS))
+        looks = []
+        for _ in range(LOOKS):
+            v = operator.start(generator)
+            rest = v - conjugate_gradients(operator, lambda x: x, operator(v), SOLVED, PRODUCTS)[0]
+            looks.append([white.seen(operator.theta(operator.scaled(x))).square() for x in (rest, v)])
+        open_, change = (torch.stack(part).mean(0) for part in zip(*looks, strict=True))
+    factor = torch.stack([white.seen(step.Theta) for step in steps]).square().mean(0)
+    return white, Looked(factor, open_, change, [step.B for step in steps])
+
+
+def known(found: Sample, newton: Newton, tried: Tried, generator: torch.Generator) -> list[tuple[Known, Known]]:
+    """Θ_i and W_i of every head."""
+    layer, operator = found.layer, newton.spectrum.operator
+    answers = Answers.of(found)
+    size = answers.size + answers.off
     m, d = layer.heads, layer.width
-    inverse, far = _inverse(operator.gram)
+    if isinstance(operator, ThinScaled):
+        white, looked = _thin(found, newton, tried, operator, generator)
+        e, ways = torch.linalg.eigh(operator.moments[2])
+        least = EMPTY * e.mean(1, keepdim=True).clamp_min(LEAST)
+        e = torch.where(e > least, 1 / e.clamp_min(LEAST), math.inf)
+    else:
+        white, looked = _free(found, tried, operator.products, generator)
+        inverse, far = _inverse(operator.gram)
+        blocks = [inverse[i * d : (i + 1) * d, i * d : (i + 1) * d] for i in range(m)]
+        e, ways = torch.linalg.eigh(torch.stack(blocks))
+        e = torch.where(e < far, e.clamp_min(LEAST), math.inf)
     heads = []
     for i in range(m):
-        theta = _measured(white.variance[i], factor[i], open_[i]).sqrt() * size
-        part = slice(i * d, (i + 1) * d)
-        e, ways = torch.linalg.eigh(inverse[part, part])
-        e = torch.where(e < far, e.clamp_min(LEAST), math.inf)
-        shown = torch.stack([(ways.mT @ B[part]).square().mean(1) for _, B in steps]).mean(0)
-        of_w = _measured(e, shown / e, torch.zeros_like(e)).sqrt() * size
+        theta = _measured(white.variance[i], looked.factor[i], looked.open_[i], looked.change[i]).sqrt() * size
+        shown = torch.stack([(ways[i].mT @ B[i * d : (i + 1) * d]).square().mean(1) for B in looked.B]).mean(0)
+        of_w = _measured(e[i], shown / e[i], torch.zeros_like(e[i]), torch.ones_like(e[i])).sqrt() * size
         heads.append((Known(white.left[i], white.right[i], theta / layer.augmented[i].norm().clamp_min(LEAST)),
-                      Known(ways, None, of_w / layer.W[i].norm().clamp_min(LEAST))))
+                      Known(ways[i], None, of_w / layer.W[i].norm().clamp_min(LEAST))))
     return heads
 
 
-def _measured(variance: Tensor, factor: Tensor, open_: Tensor) -> Tensor:
-    """The variance, in every decade times the mean factor that was seen there; infinite where it is open."""
+def _measured(variance: Tensor, factor: Tensor, open_: Tensor, change: Tensor) -> Tensor:
+    """The variance, in every decade times the mean factor that was seen there; infinite where too much of a change
+    is open."""
     there = variance.isfinite()
     decade = torch.floor(torch.where(there, variance, 1.0).log10() / 2).long().flatten()
     at = torch.unique(decade, return_inverse=True)[1]
@@ -142,7 +193,7 @@ def _measured(variance: Tensor, factor: Tensor, open_: Tensor) -> Tensor:
         mean: Tensor = (total[0] / total[1].clamp_min(1.0))[at].view_as(values)
         return mean
 
-    return torch.where(even(open_) > FLAT, math.inf, variance * even(factor).clamp_min(1.0))
+    return torch.where(even(open_) > FLAT * even(change), math.inf, variance * even(factor).clamp_min(1.0))
 
 
 def _inverse(G: Tensor) -> tuple[Tensor, float]:
@@ -168,7 +219,8 @@ def determined(
         theta, w = (_percent(one.share(tolerance)) for one in pair)
         words.append(f"head {i + 1}: Θ {theta}, W {w}")
     whole = all(one.share(tolerance) == 1.0 for pair in heads for one in pair)
-    among = "" if found.ranks is None else ", among layers whose attention matrices have the ranks of these"
+    low = "attention matrices" + ("" if found.out_ranks is None else " and projections")
+    among = "" if found.ranks is None else f", among layers whose {low} have the ranks of these"
     worst = max(float(one.epsilon.max()) for pair in heads for one in pair)
     numbers["worst"] = min(worst, 1e300)
     reason = (f"the least known direction is known to {worst:.1e}" if whole else

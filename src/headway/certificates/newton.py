@@ -35,24 +35,37 @@ class Step:
     """Change of Θ (m, r, d) and of W and c (features, e); θ − step is the linearised fit."""
 
     Theta: Tensor
-    t: Tensor  # of Θ, scaled
+    t: Tensor  # of Θ, scaled; of heads in thin factors, of (Θ, V)
     B: Tensor
+    shown: float  # what of the labels B shows; of thin factors, what O and c do
     off: float  # a bound on the error of t
     left: tuple[Tensor, ...]  # what the linear model leaves of r, (rows, e) for every chunk
     products: int
 
 
-def moved(layer: AttentionLayer, Theta: Tensor, B: Tensor, ranks: tuple[int, ...] | None = None) -> AttentionLayer:
-    """The layer less this step, brought back to these ranks."""
-    there = layer.augmented - Theta
-    if ranks is not None:
-        U, s, Vh = torch.linalg.svd(there, full_matrices=False)
-        within = torch.arange(s.shape[1], device=s.device) < torch.tensor(ranks, device=s.device)[:, None]
-        there = U @ (torch.where(within, s, 0.0).unsqueeze(2) * Vh)
-    new, key_bias = attention.split(there)
+def less(layer: AttentionLayer, Theta: Tensor, B: Tensor) -> AttentionLayer:
+    """The layer less this step."""
+    new, key_bias = attention.split(layer.augmented - Theta)
     return replace(layer, Theta=new, key_bias=key_bias,
                    W=layer.W - B[: layer.heads * layer.width].view_as(layer.W),
                    offset=None if layer.offset is None else layer.offset - B[-1])
+
+
+def moved(found: Sample, Theta: Tensor, B: Tensor) -> AttentionLayer:
+    """The sample's layer less this step, brought back to its ranks where the claim is about such layers."""
+    there = less(found.layer, Theta, B)
+    new, key_bias = attention.split(_of_ranks(there.augmented, found.ranks))
+    return replace(there, Theta=new, key_bias=key_bias, W=_of_ranks(there.W, found.out_ranks))
+
+
+def _of_ranks(M: Tensor, ranks: tuple[int, ...] | None) -> Tensor:
+    """The nearest matrices of these ranks."""
+    if ranks is None:
+        return M
+    U, s, Vh = torch.linalg.svd(M, full_matrices=False)
+    within = torch.arange(s.shape[1], device=s.device) < torch.tensor(ranks, device=s.device)[:, None]
+    near: Tensor = U @ (torch.where(within, s, 0.0).unsqueeze(2) * Vh)
+    return near
 
 
 def apart(a: AttentionLayer, b: AttentionLayer) -> float:
@@ -76,7 +89,7 @@ class Newton:
     @cached_property
     def kappa(self) -> float:
         """κ."""
-        return 1.0 + float(self.spectrum.operator.stretch.max())
+        return self.spectrum.operator.kappa
 
     @cached_property
     def inverse(self) -> float:
@@ -103,23 +116,15 @@ class Newton:
         least = float(operator.features[0]) * (1 - operator.rounding.projector)
         return max(least, 0.0) * float(operator.gram.diagonal().min())
 
-    def shown(self, B: Tensor) -> float:
-        """‖HB‖."""
-        return math.sqrt(max(float((B * (self.spectrum.operator.gram @ B)).sum()), 0.0))
-
     def step(self, r: Sequence[Tensor], tolerance: float, limit: int = LIMIT) -> Step:
         """Until the equation is solved to ``tolerance`` of its right side, in its residual's length."""
         operator = self.spectrum.operator
-        products = operator.products
-        g = operator.into(products.back(r, products.following(r)))
+        g = operator.gradient(r)
         v, used = conjugate_gradients(operator, lambda x: x, g, tolerance, limit)
         left = float((g - operator(v)).norm())
         at = operator.rounding
         left += at.ritz(1, self.spectrum.most, self.spectrum.known) * float(v.norm())
         left += (at.jacobian + at.projector * self.known) * math.sqrt(sum(float(part.square().sum()) for part in r))
         t = operator.scaled(v)
-        Theta = operator.out(t)
-        rest = [part - image for part, image in zip(r, products.images(Theta)[0], strict=True)]
-        B = products.following(rest)
-        return Step(Theta, t, B, self.kappa * left / max(self.spectrum.clear, 1e-300),
-                    tuple(products.unseen(rest, B)), used + 3)
+        Theta, B, rest, shown = operator.change(t, r)
+        return Step(Theta, t, B, shown, self.kappa * left / max(self.spectrum.clear, 1e-300), rest, used + 3)

@@ -99,7 +99,7 @@ def refined(
     first = last = size_of(found)
     at = found
     for _ in range(STEPS):
-        there = replace(at, layer=moved(at.layer, *step(at), at.ranks))
+        there = replace(at, layer=moved(at, *step(at)))
         size = size_of(there)
         if not size < last / 2:
             break

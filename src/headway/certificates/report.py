@@ -17,7 +17,7 @@ from headway.certificates.bars import ROWS, Tried, error_bars, error_bars_by_pro
 from headway.certificates.factors import triangle, unknowns
 from headway.certificates.held_out import errors, mean_claim, quantile_claim
 from headway.certificates.identify import DENSE, NAME, identifiability
-from headway.certificates.jacobian import Sample, low_ranks, parameters, sample
+from headway.certificates.jacobian import Sample, low_out_ranks, low_ranks, parameters, sample
 from headway.certificates.kernel import identified
 from headway.certificates.known import determined
 from headway.certificates.newton import Newton
@@ -140,7 +140,8 @@ def _of_matrices(
 ) -> list[Claim]:
     """What the Jacobian in (Θ, u, W, c) says, and the conditions."""
     small = parameters(layer) <= DENSE
-    basis = sample(layer, examples, sequences, torch.float64, None if small else low_ranks(layer))
+    ranks = (None, None) if small else (low_ranks(layer), low_out_ranks(layer))
+    basis = sample(layer, examples, sequences, torch.float64, *ranks)
 
     def look(at: Sample) -> Spectrum:
         return Spectrum.of(at, confidence, draw, steps)
@@ -167,7 +168,7 @@ def _more(basis: Sample, examples: Examples, sequences: int | None) -> Sample:
     if sequences is not None or rows >= ROWS or basis.sequences == len(examples):
         return basis
     return sample(basis.layer, examples, math.ceil(1.2 * ROWS * basis.sequences / max(rows, 1)), torch.float64,
-                  basis.ranks)
+                  basis.ranks, basis.out_ranks)
 
 
 def _of_factors(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headway.certificates.jacobian import Sample
 from headway.core import attention
+from headway.linalg.thin import Thin
 
 LARGEST = 1e300  # in place of infinity, where a dead head or dependent features leave no bound: JSON has none
 
@@ -68,7 +69,22 @@ def dense(found: Sample, scale: Tensor, largest: float) -> float:
 
 
 @dataclass(frozen=True)
-class Eliminated:
+class Bound:
+    """What both kinds of products come to: how far the scaled Jacobian, and the projector, are off at most."""
+
+    eps: float
+    jacobian: float
+    projector: float
+    size: int
+
+    def ritz(self, steps: int, largest: float, known: float) -> float:
+        """Of Ritz values after ``steps`` products: the errors of all of them together, and of the inner products
+        that keep the vectors orthogonal. ``largest`` bounds the eigenvalues, ``known`` those with W known, ‖K‖²."""
+        one = 2 * math.sqrt(largest) * self.jacobian + self.projector * known
+        return min(math.sqrt(steps) * (one + self.eps * self.size * largest), LARGEST)
+
+
+class Eliminated(Bound):
     """Of products with Jᵀ(I − Π)J, scaled, W and c eliminated through the features' Gram matrix G.
 
     With F features, g the least eigenvalue of G scaled to unit diagonal and h the shortest feature column,
@@ -77,11 +93,6 @@ class Eliminated:
 
     by the sums in G, its Cholesky factor and the factor's inverse, the ridge added to it, and the patterns.
     """
-
-    at: Lengths
-    jacobian: float
-    projector: float
-    size: int
 
     @classmethod
     def of(cls, found: Sample, G: Tensor, least: float, left: Tensor, right: Tensor, stretch: float) -> Eliminated:
@@ -93,11 +104,57 @@ class Eliminated:
         ridge = 8 * at.eps * float(G.diagonal().mean()) / column
         least = max(least, 1e-300)
         turned = 4 * at.score * at.token * math.sqrt(at.rows * m / (column * least))
-        return cls(at, delta, (at.eps * F * (at.piece + 3 * F) + ridge) / least + turned,
+        return cls(at.eps, delta, (at.eps * F * (at.piece + 3 * F) + ridge) / least + turned,
                    found.layer.augmented.numel())
 
-    def ritz(self, steps: int, largest: float, known: float) -> float:
-        """Of Ritz values after ``steps`` products: the errors of all of them together, and of the inner products
-        that keep the vectors orthogonal. ``largest`` bounds the eigenvalues, ``known`` those with W known, ‖K‖²."""
-        one = 2 * math.sqrt(largest) * self.jacobian + self.projector * known
-        return min(math.sqrt(steps) * (one + self.at.eps * self.size * largest), LARGEST)
+
+class ThinEliminated(Bound):
+    """Of products in thin factors (thin.py), O and c eliminated.
+
+    |A| has the absolute values of A as its entries. Of a row and a head let a be the length of
+    (|x̃||L|)·(|x_b||B|σ^{-½}) and (|x̃||A|σ^{-½})·(|x_b||R|), the largest over keys: what a unit change (Z, Y)
+    makes of a score, in absolute values all the way; z that of |x_b||V||O|, τ that of |x_b||E||s⁻¹O|. A score is
+    off by s = eps·(r + 2q + 4)·(|x̃||A|)·(|x_b||B|) at most, so a weight by a factor of 1 + 2s and a pattern's
+    covariance by 4s:
+
+        δ² = Σ_rows Σ_i ((2·eps·t + 4s)az)² + ((eps·t + 2s)τ)²
+
+    for sums of t terms along a row of the chain, and G and its projector as with free W.
+    """
+
+    @classmethod
+    def of(
+        cls, found: Sample, base: Thin, out: Tensor, roots: tuple[Tensor, Tensor, Tensor], shrink: Tensor,
+        narrow: Tensor, G: Tensor, least: float, stretch: float,
+    ) -> ThinEliminated:
+        eps, chunks = torch.finfo(found.problem.dtype).eps, found.problem.chunks
+        m, r, q = base.A.shape
+        d, p, k, e = base.width, base.V.shape[2], chunks[0].X.shape[1], out.shape[2]
+        piece = max(len(rows.X) for rows in chunks) * k + len(chunks)
+        t = 3 * (r + d) + 4 * k + 4 * (q + p) + m * p + e + piece
+        L, R, E, A, B, V = (part.abs() for part in (*roots, base.A, base.B, base.V))
+        wide = torch.linalg.matrix_norm(out.abs(), 2)
+        wide_out = torch.linalg.matrix_norm((narrow.mT * out).abs(), 2)
+        delta = turned = 0.0
+        for rows in chunks:
+            X = rows.X.abs()
+            asking = attention.queries(X, base.A)
+            keys, queries = attention.apart(X, B), attention.apart(asking, A)  # (n, m, k, q)
+            values = _longest(attention.apart(X, V))
+            score = eps * (r + 2 * q + 4) * queries.norm(dim=3) * _longest(keys)
+            a = torch.hypot(attention.apart(asking, L).norm(dim=3) * _longest(keys * shrink),
+                            (queries * shrink).norm(dim=3) * _longest(attention.apart(X, R)))
+            tau = _longest(attention.apart(X, E)) * wide_out.view(1, m, 1)
+            each = ((2 * eps * t + 4 * score) * a * values * wide.view(1, m, 1)).square() + (
+                (eps * t + 2 * score) * tau).square()
+            delta += float(each.sum())
+            turned += float((2 * score * values).square().sum())
+        F, column = len(G), float(G.diagonal()[G.diagonal() > 0].min())
+        ridge, least = 8 * eps * float(G.diagonal().mean()) / column, max(least, 1e-300)
+        off = (eps * F * (piece + 3 * F) + ridge) / least + 2 * math.sqrt(turned / (column * least))
+        return cls(eps, stretch * math.sqrt(delta), off, base.value.numel())
+
+
+def _longest(parts: Tensor) -> Tensor:
+    """Of (n, m, keys, ·) the longest, (n, m, 1)."""
+    return parts.norm(dim=3).amax(2, keepdim=True)

@@ -9,6 +9,7 @@ matrices of rank r_i, in the scaled coordinates: v ↦ UUᵀv + (I − UUᵀ)v V
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from headway.certificates.jacobian import Sample
 from headway.certificates.rounding import Eliminated
+from headway.core.layer import AttentionLayer
 from headway.linalg.projected import Products, evaluate
 
 
@@ -46,6 +48,26 @@ class Scaled:
         self.stretch = answer.clamp_min(1e-30).rsqrt().clamp(1.0, 20.0) - 1.0
         self.rounding = Eliminated.of(found, G, float(self.features[0]), self.left, self.right,
                                       1.0 + float(self.stretch.max()))
+
+    @property
+    def kappa(self) -> float:
+        """κ: how much longer t can be than v."""
+        return 1.0 + float(self.stretch.max())
+
+    @property
+    def layer(self) -> AttentionLayer:
+        """The one that the operator is of."""
+        return self.found.layer
+
+    @property
+    def dimension(self) -> int:
+        """Of the space in which ``start`` is uniform."""
+        return self.found.theta_unknowns
+
+    @property
+    def everywhere(self) -> int:
+        """Of that of ``anywhere``."""
+        return self.found.layer.augmented.numel()
 
     def start(self, generator: torch.Generator) -> Tensor:
         """Its direction is uniform on the sphere of the tangent space: a Gaussian vector, projected."""
@@ -89,6 +111,19 @@ class Scaled:
     def into(self, G: Tensor) -> Tensor:
         """R·T·D^{-1/2} G: a gradient in Θ as one in v."""
         return self._stretched(self.tangent(self.left @ G @ self.right))
+
+    def gradient(self, labels: Sequence[Tensor]) -> Tensor:
+        """J_1ᵀ(I − Π) of rows (rows, e), as v."""
+        return self.into(self.products.back(labels, self.products.following(labels)))
+
+    def change(self, t: Tensor, labels: Sequence[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...], float]:
+        """dΘ and d[W; c], which follow the labels; what is then left of these; and how much of them d[W; c]
+        shows."""
+        Theta = self.out(t)
+        rest = [label - image for label, image in zip(labels, self.products.images(Theta)[0], strict=True)]
+        B = self.products.following(rest)
+        shown = float((B * (self.gram @ B)).sum().clamp_min(0.0).sqrt())
+        return Theta, B, tuple(self.products.unseen(rest, B)), shown
 
     def scaled(self, v: Tensor) -> Tensor:
         """t = T·R v, the change of Θ in the coordinates of D."""

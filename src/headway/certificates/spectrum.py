@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headway.certificates.jacobian import Sample
 from headway.certificates.scaled import Scaled
+from headway.certificates.thin import ThinScaled
 from headway.linalg.krylov import lanczos, lanczos_error
 
 FREE = 1e-7  # singular values below this, relative to the largest of the scaled Jacobian, are free directions
@@ -24,12 +25,16 @@ NORM = 12  # Lanczos steps for the norm of the Jacobian with W known, which its 
 NEAR = 0.5  # part of the least Ritz value that its lower bound reaches before the products end
 
 
+def scaled(found: Sample, generator: torch.Generator) -> Scaled | ThinScaled:
+    return Scaled(found, generator) if found.out_ranks is None else ThinScaled(found, generator)
+
+
 @dataclass(frozen=True)
 class Spectrum:
     """The operator, its Ritz values with the vector of the least, and bounds that hold with the confidence
     asked."""
 
-    operator: Scaled
+    operator: Scaled | ThinScaled
     values: Tensor
     vector: Tensor
     size: int
@@ -42,7 +47,8 @@ class Spectrum:
     @classmethod
     def of(cls, found: Sample, confidence: float, generator: torch.Generator, steps: int) -> Spectrum:
         """After at most ``steps`` products; fewer if the least eigenvalue is then known well, or is 0."""
-        operator, size = Scaled(found, generator), found.theta_unknowns
+        operator = scaled(found, generator)
+        size = operator.dimension
         sure = 1.0 - (1.0 - confidence) / 3
 
         def most(values: Tensor, size: int = size) -> float:
@@ -50,7 +56,7 @@ class Spectrum:
             return float(values[-1]) / max(1.0 - lanczos_error(len(values), size, sure), 1e-9)
 
         every = operator.anywhere(generator)
-        known = most(lanczos(operator.given_w, every, NORM)[0], every.numel())
+        known = most(lanczos(operator.given_w, every, NORM)[0], operator.everywhere)
 
         def bound(values: Tensor) -> tuple[float, float, float, float]:
             epsilon, top = lanczos_error(len(values), size, sure), most(values)
@@ -60,7 +66,7 @@ class Spectrum:
             least, _, _, off = bound(values)
             return least > max(off, NEAR * float(values[0])) or float(values[0]) <= FREE**2 * float(values[-1])
 
-        values, vector = lanczos(operator, operator.start(generator), steps, enough)
+        values, vector = lanczos(operator, operator.start(generator), steps, enough, operator.tangent)
         least, epsilon, top, off = bound(values)
         return cls(operator, values, vector, size, epsilon, least, top, known, off)
 

@@ -36,11 +36,11 @@ from torch import Tensor
 
 from headway.certificates.accurate import Answers
 from headway.certificates.jacobian import Sample, residuals
-from headway.certificates.newton import SLACK, Newton, apart, moved
+from headway.certificates.newton import SLACK, Newton, apart, less
 from headway.certificates.radius import NAME, refined
-from headway.certificates.scaled import Scaled
-from headway.certificates.slopes import second
-from headway.certificates.spectrum import Spectrum
+from headway.certificates.slopes import second, second_thin
+from headway.certificates.spectrum import Spectrum, scaled
+from headway.certificates.thin import ThinScaled
 from headway.core.layer import AttentionLayer
 from headway.core.results import Claim, Verdict
 
@@ -56,7 +56,7 @@ def radius_by_products(
         return claim
 
     def step(at: Sample) -> tuple[Tensor, Tensor]:
-        operator = spectrum.operator if at is found else Scaled(at, torch.Generator().manual_seed(0))
+        operator = spectrum.operator if at is found else scaled(at, torch.Generator().manual_seed(0))
         taken = Newton(at, replace(spectrum, operator=operator)).step(residuals(at), 1e-4)
         return taken.Theta, taken.B
 
@@ -72,7 +72,7 @@ def _tried_by_products(found: Sample, spectrum: Spectrum, tolerance: float, orig
     unit = float(origin.augmented.flatten(1).norm(dim=1).min())
     words = _Words(tolerance * unit, origin is found.layer)
     operator, newton = spectrum.operator, Newton(found, spectrum)
-    answers = Answers.of(found)
+    answers = Answers.of(found, (operator.base, operator.out_map) if isinstance(operator, ThinScaled) else None)
     size, noise = answers.size, answers.off
     numbers = {"residual": size, "rounding": noise, "tolerance": words.goal, "unit": unit}
     if not newton.usable or newton.features <= 0:
@@ -86,7 +86,7 @@ def _tried_by_products(found: Sample, spectrum: Spectrum, tolerance: float, orig
     step = newton.step(answers.left, SOLVED)
     shown = newton.known * step.off + operator.rounding.projector * size
     away = math.hypot(step.off, shown) + newton.whole * (noise + newton.known * chart.tail)
-    eta = math.hypot(float(step.t.norm()), newton.shown(step.B)) * (1 + SLACK) + away
+    eta = math.hypot(float(step.t.norm()), step.shown) * (1 + SLACK) + away
     slope = newton.whole * chart.second
     sure = 1 - slope * chart.tail
     h = 2 * eta * slope / sure**2 if sure > 0 else math.inf
@@ -98,7 +98,7 @@ def _tried_by_products(found: Sample, spectrum: Spectrum, tolerance: float, orig
                                f"{eta:.1e}, Lipschitz constant L {chart.second:.1e}, least singular value σ "
                                f"{1 / newton.whole:.1e}, all scaled; rounding {noise:.1e})", numbers)
     beyond = chart.out * (away + slope * rho * (rho / 2 + chart.tail) + chart.curved * rho**2 / 2 + chart.tail)
-    length = apart(origin, moved(found.layer, step.Theta, step.B))
+    length = apart(origin, less(operator.layer, step.Theta, step.B))
     return words.around(length, beyond, numbers)
 
 
@@ -142,10 +142,13 @@ class _Words:
 
 
 def _ball(newton: Newton) -> float:
-    """Where slopes are taken: W may change by a tenth of its smallest head, Θ_i by a quarter of σ_q."""
+    """Where slopes are taken: W may change by a tenth of its smallest head, Θ_i by a quarter of σ_q; of thin
+    factors, O by a quarter of its least singular value."""
     weight = newton.found.layer.W.flatten(1).norm(dim=1).min()
     ball = 0.1 * math.sqrt(newton.features) * float(weight)
     operator = newton.spectrum.operator
+    if isinstance(operator, ThinScaled):
+        return 0.25 * min(operator.thinnest, operator.narrowest * math.sqrt(newton.features))
     return ball if newton.found.ranks is None else min(ball, 0.25 * operator.thinnest)
 
 
@@ -163,6 +166,8 @@ class Chart:
     @classmethod
     def of(cls, newton: Newton, ball: float) -> Chart:
         operator = newton.spectrum.operator
+        if isinstance(operator, ThinScaled):
+            return cls._thin(newton, operator, ball)
         L = second(newton.found, operator.left, operator.right, newton.features, ball)
         curved = tail = 0.0
         if newton.found.ranks is not None:
@@ -175,3 +180,20 @@ class Chart:
         out = max(float(left[0] * right[:, 0].max()), 1 / math.sqrt(newton.features))
         top = max(1 / float(left[-1] * right[:, -1].min()), math.sqrt(float(operator.gram.trace())))
         return cls(L, ball, curved, tail, out, top)
+
+    @classmethod
+    def _thin(cls, newton: Newton, operator: ThinScaled, ball: float) -> Chart:
+        """With ‖dΘ‖ ≤ λ‖t‖ and ‖dW‖ ≤ ε‖K‖ + ν‖ω‖, λ = max ‖L_i‖‖R_i‖, ε = max ‖E_i‖, ν = max ‖V_i‖/√g; and back,
+        ‖(Z, Y)‖ ≤ 2T for a matrix of its rank at a scaled distance T ≤ σ/2 and ‖K‖ ≤ 2T alike, dO ≤ T."""
+
+        def largest(*parts: Tensor) -> float:
+            return float(torch.stack([torch.linalg.matrix_norm(part, 2) for part in parts]).prod(0).max())
+
+        root, s = math.sqrt(newton.features), operator.narrowest
+        turn, up = largest(operator.L.down, operator.R.down), largest(operator.L.up, operator.R.up)
+        wide, values = largest(operator.E.down), largest(operator.base.V)
+        out = max(turn, math.sqrt(2) * wide, math.sqrt(2 * values**2 + 1) / root)
+        curved = (turn / operator.thinnest + wide / (s * root)) / out
+        far = largest(operator.E.up)
+        top = 2 * max(up, far) + math.sqrt(float(operator.gram.trace())) * (far + 1)
+        return cls(second_thin(newton.found, operator, newton.features, ball), ball, curved, 0.0, out, top)

@@ -1,7 +1,7 @@
 """F(X) = Σ_i softmax(XΘ_iXᵀ + 1(Xu_i)ᵀ + mask) X W_i + 1cᵀ, its Jacobian and its adjoint.
 
 Attention as every learner and every certificate computes it; two modules have patterns in another layout:
-learning.thin, whose heads stay thin factors, and training.select, with one query. Everything is batched
+linalg.thin, whose heads stay thin factors, and training.select, with one query. Everything is batched
 over n sequences of k tokens, and the heads ride on the query axis: patterns are held as P[n, a, i, b]
 (sequence, query, head, key), so that every product is either one large matrix product or one batched
 product per sequence, without transposes.

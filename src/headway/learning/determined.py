@@ -29,9 +29,10 @@ from headway.core.counting import Size
 from headway.learning.candidate import Candidate
 from headway.learning.shapes import Factored
 from headway.learning.source import Source, spaced
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
 from headway.learning.white import FreeWhite, ThinWhite, White
 from headway.linalg.projected import Problem, evaluate
+from headway.linalg.thin import Thin
 
 FLAT = 1e-9  # curvature in white coordinates below which a direction is not determined
 LEVEL = 0.01  # chance that a flat direction is missed

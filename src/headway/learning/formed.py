@@ -32,9 +32,10 @@ from headway.learning.formed_slow import SEEN, WIDEST, Slow, along, slow_columns
 from headway.learning.formed_steps import Steps, slowest
 from headway.learning.gauss_newton import LeastSquares
 from headway.learning.shapes import Metric, inverse, lifted
-from headway.learning.thin import LIFT, PRICE, Eliminated, features, outputs
+from headway.learning.thin import LIFT, PRICE
 from headway.linalg.krylov import Linear
 from headway.linalg.projected import Problem, Rows
+from headway.linalg.thin import Eliminated, features, outputs
 
 MAPS = ("query", "key", "value", "gate")  # unknowns that are linear maps of tokens, (m, r, ·)
 STEPS = ("step", "drift")  # unknowns of formed_steps.py

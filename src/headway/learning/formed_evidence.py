@@ -17,8 +17,8 @@ from headway.learning.formed import Formed, FormRows, chain_of
 from headway.learning.formed_refine import FormCandidate
 from headway.learning.formed_source import FormSource
 from headway.learning.source import spaced
-from headway.learning.thin import features
 from headway.linalg.projected import Rows
+from headway.linalg.thin import features
 
 Pairs = tuple[Tensor, Tensor | None, Tensor]  # queries' tokens, those of keys if others, (n, m, k, l)
 

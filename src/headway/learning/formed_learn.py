@@ -37,8 +37,8 @@ from headway.learning.ladder import FITTED, floor_in_words, floor_of
 from headway.learning.source import spaced
 from headway.learning.starts.descent import LOOK
 from headway.learning.starts.descent import STEPS as LONGEST
-from headway.learning.thin import features
 from headway.learning.verdict import SAFE, STALLED, heads_of
+from headway.linalg.thin import features
 from headway.runs.store import Run, Stage
 
 FIRST = 8  # heads of the first attempt, where their number is not given

@@ -20,7 +20,7 @@ from headway.core.examples import Examples
 from headway.core.forms import Form, in_sight
 from headway.learning.formed import Formed, FormRows, chain_of
 from headway.learning.source import Frame, Source, find_frame
-from headway.learning.thin import features
+from headway.linalg.thin import features
 
 OF_KEYS = ("key", "value")
 ON_TOKENS = ("query", "gate")

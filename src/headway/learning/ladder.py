@@ -23,8 +23,9 @@ from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import NEAR, Free, Solution, gauss_newton
 from headway.learning.shapes import Factored
 from headway.learning.source import Source, spaced
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
 from headway.linalg.projected import Problem
+from headway.linalg.thin import Thin
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
 FITTED = 1e-6  # relative error on other sequences that counts as small

@@ -19,8 +19,8 @@ from headway.learning.ranks import NARROW, numerical_rank, visible_rank, visible
 from headway.learning.shapes import Factored, Full, Shape
 from headway.learning.source import Source, spaced
 from headway.learning.starts.unmix import WIDE
-from headway.learning.thin import Thin
 from headway.linalg.projected import evaluate
+from headway.linalg.thin import Thin
 
 EARLY = 64  # width from which a low rank is looked for in the start
 LOOK = 2e-3  # relative residual at which a low rank shows, long before the end, and the last digits cost most

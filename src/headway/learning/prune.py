@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.learning.thin import Thin, ThinModel, ThinPoint
+from headway.learning.thin import ThinModel
 from headway.linalg.projected import cholesky
+from headway.linalg.thin import Thin, ThinPoint
 
 TRIED = 6  # ways to join two heads (either pattern may be the one that stays) of which the loss is computed
 Moments = tuple[Tensor, Tensor, Tensor]

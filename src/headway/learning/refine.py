@@ -34,7 +34,8 @@ from headway.learning.prune import (
 from headway.learning.ranks import NARROW
 from headway.learning.saturated import balanced, saturated
 from headway.learning.source import Source
-from headway.learning.thin import Thin, ThinModel
+from headway.learning.thin import ThinModel
+from headway.linalg.thin import Thin
 
 STEPS = 2  # of Gauss–Newton between two looks at what may go
 TRIAL = 4  # at most, to see whether a cut is given back

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from headway.core import attention
 from headway.learning.shapes import Factored
-from headway.learning.thin import Thin, ThinPoint, ThinProducts
 from headway.linalg.projected import Point, Problem, Products
+from headway.linalg.thin import Thin, ThinPoint, ThinProducts
 
 EMPTY = 1e-9  # eigenvalue of S_i or M_i, relative to their mean, below which a direction is not there
 FAINT = 1e-16  # the same for M_i, relative to the largest head: rounding shows no less

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+GROW = 32  # vectors for which Lanczos' method takes room at a time
 LOOK = 8  # iterations between two looks at whether they are done, where they are recorded
 Linear = Callable[[Tensor], Tensor]
 
@@ -101,30 +102,35 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
 
 def lanczos(
     apply: Callable[[Tensor], Tensor], start: Tensor, steps: int,
-    enough: Callable[[Tensor], bool] | None = None,
+    enough: Callable[[Tensor], bool] | None = None, project: Linear | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ritz values of a symmetric operator after ``steps`` products, ascending, and the vector of the least one.
     ``enough`` looks at the values every five products and may end it sooner.
 
-    Reorthogonalised in full, twice: a lost direction would pass for a zero eigenvalue.
+    Reorthogonalised in full, twice: a lost direction would pass for a zero eigenvalue. So would what rounding
+    leaves outside of the space that the operator lives on, which grows from step to step: ``project`` is onto that
+    space.
     """
-    basis = [start / start.norm()]
+    basis = start.new_zeros(min(steps, GROW) + 1, start.numel())
+    basis[0] = start.flatten() / start.norm()
     alpha: list[float] = []
     beta: list[float] = []
     for j in range(steps):
-        w = apply(basis[j])
-        alpha.append(float((w * basis[j]).sum()))
+        w = apply(basis[j].view_as(start)).flatten()
+        alpha.append(float(w @ basis[j]))
         for _ in range(2):
-            for b in basis:
-                w = w - (w * b).sum() * b
+            w = w - (basis[: j + 1] @ w) @ basis[: j + 1]
+            w = w if project is None else project(w.view_as(start)).flatten()
         beta.append(float(w.norm()))
         if beta[-1] < 1e-6 * max(abs(a) for a in alpha):
             break
-        basis.append(w / beta[-1])
+        if j + 2 > len(basis):
+            basis = torch.cat([basis, torch.zeros_like(basis[: min(GROW, steps - j)])])
+        basis[j + 1] = w / beta[-1]
         if enough is not None and j % 5 == 4 and enough(_ritz(alpha, beta)[0]):
             break
     values, vectors = _ritz(alpha, beta)
-    least = sum((float(vectors[j, 0]) * basis[j] for j in range(len(alpha))), torch.zeros_like(start))
+    least = (vectors[:, 0].to(start) @ basis[: len(alpha)]).view_as(start)
     return values, least
 
 

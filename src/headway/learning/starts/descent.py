@@ -40,7 +40,7 @@ from headway.learning.starts.batches import (
     feed_of,
     table_of,
 )
-from headway.learning.thin import Thin
+from headway.linalg.thin import Thin
 from headway.linalg.totals import ALONE, Alone
 
 RISE = 100  # steps over which the rate rises to its value
