@@ -11,6 +11,8 @@ count and the size of the heads, for as long as the learner took, at several rat
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +68,7 @@ def main() -> None:
     asked = words.parse_args()
     path = model_folder(asked.model) / "model.safetensors"
     name = "real_cpu" if asked.device == "cpu" else "real"
-    command = f"python bench/real.py --device {asked.device}" + (
-        "" if len(asked.layers) == 6 else f" --layers {' '.join(map(str, asked.layers))}") + (
-        "" if asked.count == 40_000 else f" --count {asked.count}") + (
-        "" if asked.adam else " --adam 0")
+    command = shlex.join(["python", "bench/real.py", *sys.argv[1:]])
     rows = []
     for number in asked.layers:
         layer = hw.from_checkpoint(path, number, heads=HEADS).to(asked.device)
