@@ -177,7 +177,7 @@ def real_adam() -> str:
 def real_cpu() -> str:
     r = Record("real_cpu")
     return (f"every head within {upto(r.column('worst head error'))} in {max(r.column('seconds')) / 60:.0f} "
-            "minutes")
+            f"minutes, from {max(r.column('sequences')):,} sequences")
 
 
 def swap() -> str:
