@@ -321,8 +321,8 @@ FIRST = {  # width, sequences of 6 tokens, white: is descent tried first?
     "wide and white, rows enough": (64, 6000, True, False),
     "wide and white, few rows": (64, 4000, True, True),
     "very wide": (128, 10**5, True, True),
-    "narrow, coloured": (40, 2000, False, False),
-    "coloured": (41, 2000, False, True),
+    "narrow, coloured": (31, 2000, False, False),
+    "coloured": (32, 2000, False, True),
 }
 
 

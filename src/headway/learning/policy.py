@@ -54,7 +54,7 @@ class Rules:
     white_rows: float = 8.0  # times d² rows below which white tokens are too few for moments of a wide layer
     wide: int = 64  # width from which random starts are hopeless, for white tokens
     very_wide: int = 128  # width from which factors come first in any case
-    coloured: int = 40  # the same, for tokens that are not white
+    coloured: int = 31  # the same, for tokens that are not white
     promising: float = 0.3  # error of a descent from which a refinement is worth its time
     lacking: float = 0.7  # the same from which, at most, it may lack heads: twice as many are tried
     hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
