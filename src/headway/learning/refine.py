@@ -102,6 +102,7 @@ class Cuts(Strategy):
         say more of a saturated head than more rows do."""
         least = LAZIER if self.balance else LAZY
         lazy = reason == "limit" and before / least < at.residual < NARROW and self.others / least < at.other
+        lazy = lazy and (self.balance or bool(hard_heads(at)))  # without one there is nothing to weight for
         if lazy or (at.slow(reason, before) if self.balance else at.overfitted and bool(hard_heads(at))):
             self.balance = not self.balance
             return True
