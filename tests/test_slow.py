@@ -213,6 +213,23 @@ def test_their_derivative_and_its_adjoint(rotary):
     assert float((back * v).sum()) == pytest.approx(float((found * g).sum()), rel=1e-10)
 
 
+def test_what_the_keys_bias_costs_where_it_goes_by_its_drift_is_its_curvature():
+    """It was 0 once, and conjugate gradients for one matrix a head never came to an end."""
+    source, shape = at_truth(ROTARY["half"])
+    loose, model = shaken(loosened(source, shape)), model_of(source)
+    rows = model.problem.chunks[0]
+    op = model.products(model.evaluate(loose), loose, torch.float64)
+
+    def said(drift: Tensor) -> Tensor:
+        moved = Formed.of({**loose.tensors, "drift": drift}, loose.form)
+        return torch.einsum("nmkp,mpe->mnke", chain_of(rows, moved).H, op.O.view(M, Q, -1)).flatten(1)
+
+    J = torch.autograd.functional.jacobian(said, loose.tensors["drift"])
+    exact = torch.stack([J[i, :, i].mT @ J[i, :, i] for i in range(M)])
+    assert float((op.small()["drift"] - exact).norm()) < 1e-10 * float(exact.norm())
+    assert float(exact.norm()) > 1.0  # of all rows, labels with a variance of 1
+
+
 @pytest.mark.parametrize("rotary", ROTARY.values(), ids=ROTARY)
 def test_planes_come_back_from_any_basis(rotary):
     """From P = T⁻¹R(1)T, whatever T; in both orientations, and with the keys' bias."""
