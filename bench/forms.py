@@ -108,8 +108,8 @@ def main() -> None:
         torch.set_num_threads(1)
     command, rows = f"python bench/forms.py --device {asked.device}", []
     known = {} if asked.dry else measured("forms", ("form", "seed"), command, asked.device)
-    for name in asked.only or list(forms(0)):
-        for seed in asked.seeds:
+    for seed in asked.seeds:
+        for name in asked.only or list(forms(0)):
             rows.append(known.get((name, seed)) or row(name, seed, asked.count, asked.device, asked.seconds))
             if not asked.dry:
                 record("forms", command, summary(rows), rows, device=asked.device)

@@ -72,6 +72,9 @@ class FormedLadder(Ladder):
         size = Size(self.source.d, data.out_width, data.length, mask, min(shape.q, self.source.d), shape.p)
         return min(max(FEWEST, ROWS * self.times * size.floor(shape.heads)), self.most(shape))
 
+    def sizes(self) -> tuple[int, int]:
+        return self.shape.q, self.shape.p
+
     def solve_on(self, problem: Problem) -> None:
         self.model = FormedModel(problem)
         self.scale = self.model.variation()
