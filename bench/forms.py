@@ -2,8 +2,8 @@
 
     python bench/forms.py [--device cuda] [--only NAME ...] [--seeds N ...]
 
-The record is written after every layer, and a run that was cut short goes on with it. On a CPU seconds are those of
-the processor and of one thread: what else the machine does is not counted, for nobody.
+The record is written after every layer, and a run that was cut short goes on with it, be it with other names. On a
+CPU seconds are those of the processor and of one thread: what else the machine does is not counted, for nobody.
 
 Layers: 4 heads of size 16 (grouped: 2 groups), biases, scores of deviation 2; standard normal tokens, sequences of
 16. Errors are on sequences nobody used: of outputs relative to their spread, and of patterns, head by head in the
@@ -106,15 +106,20 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.device == "cpu":
         torch.set_num_threads(1)
-    command, rows = f"python bench/forms.py --device {asked.device}", []
+    limit = "" if asked.seconds is None else f" --seconds {asked.seconds:g}"
+    command = f"python bench/forms.py --device {asked.device} --count {asked.count}{limit}"
+    # What is there already is kept, asked for or not.
     known = {} if asked.dry else measured("forms", ("form", "seed"), command, asked.device)
-    for seed in asked.seeds:
-        for name in asked.only or list(forms(0)):
-            rows.append(known.get((name, seed)) or row(name, seed, asked.count, asked.device, asked.seconds))
-            if not asked.dry:
-                record("forms", command, summary(rows), rows, device=asked.device)
+    every = [(name, seed) for seed in sorted({*SEEDS, *asked.seeds}) for name in forms(0)]
+    for name, seed in every:
+        if seed not in asked.seeds or name not in (asked.only or forms(0)) or (name, seed) in known:
+            continue
+        known[name, seed] = row(name, seed, asked.count, asked.device, asked.seconds)
+        rows = [known[case] for case in every if case in known]
+        if not asked.dry:
+            record("forms", command, summary(rows), rows, device=asked.device)
     if asked.dry:
-        print(summary(rows))
+        print(summary(list(known.values())))
 
 
 if __name__ == "__main__":
