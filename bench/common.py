@@ -78,6 +78,22 @@ def record(
     print(f"{name}: " + ", ".join(f"{k} {show(v)}" for k, v in summary.items()), flush=True)
 
 
+def measured(
+    name: str, by: Sequence[str], command: str, device: str = "cpu"
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Rows of a record that was begun by this very code, command and machine, by what their cases are named by: a
+    run that was cut short goes on after them."""
+    try:
+        kept = json.loads((RESULTS / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    here = origin(command, device)
+    same = all(kept.get(part) == here[part] for part in ("command", "commit", "machine"))
+    if COMMIT.endswith("+changes") or not same:
+        return {}
+    return {tuple(row[key] for key in by): row for row in kept["rows"]}
+
+
 def as_json(kept: dict[str, Any]) -> str:
     """Keys in the order they were given: the table is made from the JSON, and its columns are the rows' keys."""
     return json.dumps(kept, indent=2, ensure_ascii=False) + "\n"

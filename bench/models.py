@@ -14,7 +14,9 @@ from them in float64.
 
 Inputs are ±s, s the power of two at which the scores of a query have a deviation nearest to 2 (over keys, root mean
 square over heads): an oracle may choose them. The learner is not given the number of heads or their size. Beside it
-Adam on factors, in the same form, given the number and size of heads and as many seconds.
+Adam on factors, in the same form, given the number and size of heads and as many seconds. On a CPU seconds are
+those of the processor and of one thread: what else the machine does is not counted, for nobody. The record is
+written after every layer, and a run that was cut short goes on with it.
 """
 
 from __future__ import annotations
@@ -35,15 +37,11 @@ from torch import Tensor
 
 import headway as hw
 import smol
-from common import record
+from common import measured, record
 from headway.core.files import read_tensors, write_tensors
 from headway.core.layer import load_layer, save_layer
-from headway.learning.baselines import ROWS, TUNED
-from headway.learning.formed_source import FormSource
-from headway.learning.formed_start import random_start
-from headway.learning.source import spaced
-from headway.learning.starts.batches import Batches, table_of
-from headway.learning.starts.descent import Step
+from rival import adam
+from stopwatch import fair
 
 LENGTH, OTHER, FRESH, DEVIATION = 32, 40, 500, 2.0
 SMOL = (10, 20)
@@ -211,29 +209,6 @@ def heads_apart(found: Any, truth: hw.FactoredLayer) -> float | None:
         return None
 
 
-def adam(data: hw.Examples, truth: hw.FactoredLayer, seconds: float, seed: int = 0) -> hw.FactoredLayer:
-    """Adam on all factors from a random start: form, number and size of heads given, the rate along a half cosine
-    to zero over the seconds; on a GPU a captured graph, products in TF32."""
-    draw = torch.Generator().manual_seed(seed)
-    source = FormSource(data, truth.form)
-    plain = source.unwhitened()
-    table = table_of(plain, spaced(source.fit, min(len(source.fit), source.most())))
-    begin = random_start(truth.form, truth.heads, truth.width, truth.key_width, truth.out_width, truth.size,
-                         truth.value_size, draw, source.device)
-    rows = ROWS.get(source.device.type, ROWS["cpu"])
-    step = Step(Batches(table, min(len(table.X), max(8, rows // LENGTH)), draw), begin.model, begin.parts())
-    begun, done = time.perf_counter(), 0
-    while (part := (time.perf_counter() - begun) / seconds) < 1:
-        step.rate(TUNED.rate_at(part, done, truth.width))
-        step.make()
-        done += 1
-        if done % 50 == 0:
-            step.loss()  # waits for the device: the clock is that of steps made, not of steps asked for
-    found = begin.like([value.double() for value in step.now()]).tensors
-    t = source.left(source.entered(found, plain=True))
-    return hw.FactoredLayer(t["query"], t["key"], t["value"], t["out"], t["offset"], truth.form, cross=truth.cross)
-
-
 def clock(device: str) -> float:
     if device != "cpu":
         torch.cuda.synchronize()
@@ -300,14 +275,20 @@ def one(name: str, layer: hw.FactoredLayer, given: Given, form: str, asked: argp
 def run(asked: argparse.Namespace) -> None:
     if asked.device != "cpu":
         wake(asked.device)
+    else:
+        torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for name, layer in layers(asked.pack).items():
-        if asked.only and name not in asked.only:
-            continue
-        layer = layer.to(asked.device)
-        given = Given.of(layer, asked.count, asked.device)
+    known = measured(asked.name, ("layer", "form"), asked.command, asked.device)
+    every = layers(asked.pack)
+    for name in asked.only or every:
+        layer = every[name].to(asked.device)
+        given: Given | None = None
         for form in told(asked.forms, name, layer):
-            rows.append(one(name, layer, given, form, asked))
+            if (name, form) not in known:
+                given = given or Given.of(layer, asked.count, asked.device)
+                with fair(asked.device):
+                    known[name, form] = one(name, layer, given, form, asked)
+            rows.append(known[name, form])
             right = [row for row in rows if row["worst head error"] is not None and row["worst head error"] <= 1e-9]
             record(asked.name, asked.command, {
                 "runs": len(rows), "all heads within 1e-9": len(right),

@@ -124,6 +124,30 @@ def bench(monkeypatch, tmp_path):
     torch.set_num_threads(threads)
 
 
+def test_a_record_that_was_cut_short_goes_on_with_what_this_very_code_measured(bench, monkeypatch):
+    common, made = importlib.import_module("common"), []
+
+    def row(name, seed, *_):
+        made.append((name, seed))
+        return {"form": name, "seed": seed, "head error": 0.0, "output error": 0.0, "pattern error": 0.0,
+                "seconds": 1.0, "Adam's output error": 1.0}
+
+    fake = {"SEEDS": (100, 101), "forms": lambda seed: {"plain": (hw.Form(), None), "cap": (hw.Form(), None)},
+            "row": row}
+    monkeypatch.setattr(common, "COMMIT", "one")
+    bench("forms", fake, "--seeds", "101", "--only", "cap")
+    record = bench("forms", fake)["forms"]
+    assert made == [("cap", 101), ("plain", 100), ("cap", 100), ("plain", 101)]
+    assert [(row["form"], row["seed"]) for row in record["rows"]] == [
+        ("plain", 100), ("cap", 100), ("plain", 101), ("cap", 101)]
+    bench("forms", fake, "--count", "7")  # other cases: nothing is taken over
+    assert len(made) == 8
+    for commit in ("two", "one+changes", "one+changes"):  # other code, and code nobody can name
+        monkeypatch.setattr(common, "COMMIT", commit)
+        bench("forms", fake, "--seeds", "100", "--only", "cap")
+    assert made[8:] == 3 * [("cap", 100)]
+
+
 def positive(*values):
     return all(0 < value < 1e4 for value in values)
 
@@ -257,7 +281,7 @@ def test_the_prediction_is_the_formula_of_the_page(bench):
 
 def test_every_benchmark_is_among_them():
     others = {"common", "stopwatch", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements",
-              "scaling", "judged", "labels", "nets", "scenes", "smol", "workers"}
+              "scaling", "judged", "labels", "nets", "scenes", "smol", "workers", "rival"}
     scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
     assert set(EXPECTED) == set(SMALL) - {"gpu_check"}

@@ -165,6 +165,18 @@ def test_learn_finds_heads_of_a_form(name: str) -> None:
     torch.testing.assert_close(fresh[:, order], truth, rtol=0, atol=1e-9)
 
 
+def test_after_a_first_attempt_heads_of_narrow_layers_are_larger_and_wide_layers_have_more() -> None:
+    """Two turned heads, each half of 16 wide, met nothing before the third attempt, which also had four times the
+    heads."""
+    def tried(width: int, size: int | None = None) -> list[tuple[int, int]]:
+        wanted = formed_learn.Wanted(None, size, None, 0)
+        return [(heads, q) for heads, q, _ in formed_learn.attempts(hw.Form(), wanted, width)]
+
+    assert tried(16) == [(8, 4), (8, 8), (16, 8), (16, 16), (32, 16)]
+    assert tried(64) == [(8, 16), (16, 16), (32, 32), (64, 32), (64, 64)]
+    assert tried(16, 5) == [(8, 5), (16, 5), (32, 5), (64, 5), (64, 5)]
+
+
 def test_learn_takes_keys_of_other_sequences() -> None:
     layer = hw.FactoredLayer.random(1, 5, size=2, cross=True, key_width=4, out_width=3, seed=0)
     data = hw.draw(layer, count=300, length=5, law="gaussian", seed=1)

@@ -9,7 +9,7 @@ from torch import Tensor
 import headway as hw
 from headway.core.tangents import Chain
 from headway.learning.formed import Formed, FormedModel, chain_of
-from headway.learning.formed_refine import loosened, refine_form, tightened
+from headway.learning.formed_refine import FormCuts, FormedLadder, loosened, refine_form, tightened
 from headway.learning.formed_slow import Slow, along, slow_columns, squares
 from headway.learning.formed_source import FormSource, placed
 from headway.learning.formed_start import template
@@ -213,6 +213,23 @@ def test_their_derivative_and_its_adjoint(rotary):
     assert float((back * v).sum()) == pytest.approx(float((found * g).sum()), rel=1e-10)
 
 
+def test_what_the_keys_bias_costs_where_it_goes_by_its_drift_is_its_curvature():
+    """It was 0 once, and conjugate gradients for one matrix a head never came to an end."""
+    source, shape = at_truth(ROTARY["half"])
+    loose, model = shaken(loosened(source, shape)), model_of(source)
+    rows = model.problem.chunks[0]
+    op = model.products(model.evaluate(loose), loose, torch.float64)
+
+    def said(drift: Tensor) -> Tensor:
+        moved = Formed.of({**loose.tensors, "drift": drift}, loose.form)
+        return torch.einsum("nmkp,mpe->mnke", chain_of(rows, moved).H, op.O.view(M, Q, -1)).flatten(1)
+
+    J = torch.autograd.functional.jacobian(said, loose.tensors["drift"])
+    exact = torch.stack([J[i, :, i].mT @ J[i, :, i] for i in range(M)])
+    assert float((op.small()["drift"] - exact).norm()) < 1e-10 * float(exact.norm())
+    assert float(exact.norm()) > 1.0  # of all rows, labels with a variance of 1
+
+
 @pytest.mark.parametrize("rotary", ROTARY.values(), ids=ROTARY)
 def test_planes_come_back_from_any_basis(rotary):
     """From P = T⁻¹R(1)T, whatever T; in both orientations, and with the keys' bias."""
@@ -242,6 +259,16 @@ def test_a_layer_is_found_from_planes_in_any_basis():
     assert point.loss > 1e-3 * model.variation()
     found = refine_form(source, point.tensors(), generator=torch.Generator().manual_seed(0), sizes=False)
     assert found.error < 1e-12 and found.heads == M and "step" not in found.tensors
+
+
+@pytest.mark.parametrize(("residual", "ends"), [(8e-13, False), (1e-8, True)])
+def test_steps_that_gain_little_end_it_but_not_next_to_rounding(residual, ends):
+    """Heads were right to 2e-9 and not to 1e-12 where outputs were met to 8e-13."""
+    source, shape = at_truth(ROTARY["half"])
+    at = FormedLadder(source, shape, FormCuts(), torch.Generator().manual_seed(0))
+    at.dtype, at.residual, at.other = torch.float64, residual, 1.2 * residual
+    assert at.slow("limit", 3 * residual) is ends
+    assert not at.slow("limit", 30 * residual)  # it gained much
 
 
 def test_no_matrix_where_places_are_given_or_planes_turn_fast():

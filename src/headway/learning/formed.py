@@ -331,8 +331,8 @@ class FormedProducts(Eliminated):
                                                                 ("value", chain.V))}
         if chain.gate is not None:
             zero["gate"] = torch.zeros_like(chain.gate)
-        nothing = {name: torch.zeros_like(self.shape.tensors[name]) for name in names}
-        heads = self.shape.heads
+        nothing = {name: torch.zeros_like(part) for name, part in self.shape.tensors.items() if name not in MAPS}
+        heads, steps = self.shape.heads, self.shape.steps(chain.P.shape[2])
         out = self.O.view(heads, self.shape.p, -1)
         for name in names:
             like = self.shape.tensors[name]
@@ -341,7 +341,8 @@ class FormedProducts(Eliminated):
             for j in range(like.numel() if alike else like[0].numel()):
                 unit = torch.zeros_like(like)
                 unit.view(-1 if alike else heads, *([] if alike else [-1]))[..., j] = 1.0
-                dH = self._weighted(rows, chain.push({**zero, **nothing, name: unit}))
+                change = {**zero, **nothing, name: unit}
+                dH = self._weighted(rows, chain.push(change if steps is None else steps.pushed(chain, change)))
                 dY = torch.einsum("nmkp,mpe->mnke", dH, out)
                 columns.append((dY.sum(0) if alike else dY.flatten(1)).reshape(1 if alike else heads, -1))
             C = torch.stack(columns, dim=1)

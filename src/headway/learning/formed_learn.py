@@ -35,7 +35,7 @@ from headway.learning.formed_start import form_descended, template
 from headway.learning.gauss_newton import OutOfTimeError, gauss_newton
 from headway.learning.ladder import FITTED, floor_in_words, floor_of
 from headway.learning.source import spaced
-from headway.learning.starts.descent import LOOK
+from headway.learning.starts.descent import LOOK, SMALL
 from headway.learning.starts.descent import STEPS as LONGEST
 from headway.learning.verdict import SAFE, STALLED, heads_of
 from headway.linalg.thin import features
@@ -176,10 +176,13 @@ def attempts(form: Form, wanted: Wanted, width: int) -> Iterator[tuple[int, int,
         yield from ((2 * heads, sizes[-1], 3 + j) for j in range(2))
         return
     heads = FIRST * (2 if width >= WIDE else 1)
+    # A narrow layer has few heads, each with much of the width: their size is wrong before their number is.
+    sizes_first = width <= SMALL and wanted.size is None
     for j in range(5):
         yield heads, size, j
-        heads = min(2 * heads, MOST)
-        if j % 2 == 1 and wanted.size is None:
+        if not sizes_first or j % 2 == 1:
+            heads = min(2 * heads, MOST)
+        if wanted.size is None and (j % 2 == 0) == sizes_first:
             size = min(2 * size, most_size(width))
 
 

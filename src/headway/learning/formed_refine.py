@@ -24,7 +24,7 @@ from headway.learning.formed_slow import slow_columns
 from headway.learning.formed_source import FormSource
 from headway.learning.formed_steps import settled, turns
 from headway.learning.gauss_newton import NEAR, OutOfTimeError
-from headway.learning.ladder import FEWEST, HOPE, KEPT, ROWS, Ladder, Pace
+from headway.learning.ladder import FEWEST, HOPE, KEPT, ROWS, Ladder, Pace, floor_of
 from headway.learning.prune import columns_needed, leading, root_of, solved, step_down, truncated, without_cost
 from headway.learning.ranks import NARROW
 from headway.learning.refine import BATCH, BOLD, FREE, Cuts, tried
@@ -72,6 +72,9 @@ class FormedLadder(Ladder):
         size = Size(self.source.d, data.out_width, data.length, mask, min(shape.q, self.source.d), shape.p)
         return min(max(FEWEST, ROWS * self.times * size.floor(shape.heads)), self.most(shape))
 
+    def sizes(self) -> tuple[int, int]:
+        return self.shape.q, self.shape.p
+
     def solve_on(self, problem: Problem) -> None:
         self.model = FormedModel(problem)
         self.scale = self.model.variation()
@@ -80,6 +83,11 @@ class FormedLadder(Ladder):
     def error_of(self, point: FormedPoint, everywhere: bool = False) -> float:
         index = self.source.select if everywhere else self.others
         return self.source.of_form(point.shape.form).misses(index, point.tensors())
+
+    def slow(self, reason: str, before: float) -> bool:
+        """Near the rounding of the labels steps go on to their end: what still falls there is what is told least,
+        planes that hardly turn, of which heads are made as of any others."""
+        return self.residual > floor_of(torch.float64) and super().slow(reason, before)
 
     def found(self, reason: str) -> FormCandidate:
         tensors = {name: value.double() for name, value in self.point.tensors().items()}

@@ -213,6 +213,10 @@ class Ladder:
     def disagree(self, times: float) -> bool:
         return self.other > times * self.residual and self.other > self.floor
 
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Of the heads, where they are written as products: of scores, of outputs."""
+        return _ranks(self.shape)
+
     def say(self, words: str) -> None:
         if self.log is not None:
             self.log(words)
@@ -243,7 +247,7 @@ class Ladder:
         self.left -= max(1, len(found.history) - 1)
         self.damping, self.price = found.damping, found.price
         self.take(found.shape, found.point)
-        self.say(f"{len(self.shape.value)} heads of {_ranks(self.shape)}; {self.count} sequences, residual "
+        self.say(f"{len(self.shape.value)} heads of {self.sizes()}; {self.count} sequences, residual "
                  f"{self.residual:.1e}, others {self.other:.1e}, {found.reason}")
         return found.reason
 
