@@ -19,11 +19,11 @@ from headway.core.names import BASELINES, METHODS
 
 SOURCE = Path(hw.__file__).parent
 ORDER = [*(f"core.{name}" for name in (
-             "names", "plain", "checks", "files", "devices", "attention", "positions", "forms", "tangents",
-             "freedom", "operator", "layer", "factored", "counting", "examples", "shards", "gauge", "convert",
-             "configs", "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints", "replaced",
-             "capture", "oracle", "sources", "match", "words", "behaviour", "inputs", "sides", "causes", "same",
-             "conditions", "measured", "results")), "core",
+             "names", "plain", "checks", "files", "devices", "budget", "attention", "positions", "forms",
+             "tangents", "freedom", "operator", "layer", "factored", "counting", "examples", "shards", "gauge",
+             "convert", "configs", "weights", "sites", "calls", "asking", "modules", "stored", "checkpoints",
+             "replaced", "capture", "oracle", "sources", "match", "words", "behaviour", "inputs", "sides", "causes",
+             "same", "conditions", "measured", "results")), "core",
          "linalg.krylov", "linalg.totals", "linalg.projected", "linalg.convex", "linalg", "runs", "runs.schema",
          "runs.store", "runs.jobs", "runs.cluster",
          *(f"learning.{name}" for name in (

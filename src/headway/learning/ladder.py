@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from headway.core.counting import Size
-from headway.core.devices import room
 from headway.learning.candidate import Candidate
 from headway.learning.gauss_newton import NEAR, Free, Solution, gauss_newton
 from headway.learning.shapes import Factored
@@ -28,7 +27,6 @@ from headway.linalg.projected import Problem
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
 FITTED = 1e-6  # relative error on other sequences that counts as small
-KEPT = 4 << 30  # bytes of queries, keys, values and patterns that thin factors may keep
 ROWS = 6  # times the counting floor, for thin factors
 FEWEST = 128  # sequences for them: counting knows nothing of saturated patterns, which say little
 GROW = 4  # times the sequences, when others disagree
@@ -149,12 +147,10 @@ class Ladder:
 
     def most(self, shape: Any) -> int:
         """Sequences there are, as far as they can be held."""
-        most = min(len(self.source.fit), self.source.most())
+        most = self.source.most()
         if isinstance(shape, Thin):
-            k, p = self.source.examples.length, shape.V.shape[2]
-            each = 12 * len(shape.value) * k * (2 * shape.q + p + k)
-            most = min(most, max(16, room(self.source.device, KEPT) // each))
-        return most
+            most = self.source.most_thin(len(shape.value), shape.q, shape.V.shape[2])
+        return min(len(self.source.fit), most)
 
     def sequences(self, shape: Any) -> int:
         """Those to begin with, as often multiplied as others disagreed; of thin factors as many as they are now."""
@@ -166,6 +162,8 @@ class Ladder:
 
     def place(self, shape: Any) -> None:
         """Go on from ``shape``."""
+        m, thin = len(shape.value), isinstance(shape, Thin)
+        self.source.afford(m, m * (shape.V.shape[2] if thin else self.source.d) + 1, thin)
         self.problem = self.source.problem(spaced(self.source.fit, self.count), len(shape.value), self.dtype)
         self.variation = self.problem.variation()
         self.shape = shape.to(self.dtype)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
+from headway.core.budget import BUDGET, Budget
 from headway.core.counting import Size
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
@@ -62,6 +63,7 @@ class Loop:
     def __init__(
         self, examples: Examples, asked: Asked, device: torch.device | str | None = None, run: Run | None = None,
         progress: Progress | None = None, rules: Rules | None = None, parts: Split | None = None,
+        budget: Budget = BUDGET,
     ) -> None:
         self.examples, self.asked, self.run, self.progress = examples, asked, run, progress
         self.rules = rules or Rules()
@@ -79,8 +81,9 @@ class Loop:
         self.why = ""  # the action under way was chosen
         self.prefix = ""  # of the names its stages are kept under, where a run has more than one loop
         self.report(None)
-        self.source = Source(examples, device, parts)
-        frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device)
+        budget.need(80.0 * examples.width**2, f"tokens of width {examples.width}")
+        self.source = Source(examples, device, parts, budget)
+        frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device, budget=budget)
         self.floor = floor_of(examples.dtype)
         self.size = Size(self.source.d, examples.out_width, examples.length, examples.mask,
                          asked.rank if isinstance(asked.rank, int) else None)
@@ -117,6 +120,7 @@ class Loop:
         self.current = {"stage": name, "heads": heads, "why": why, "most": most, "before": self.trace[-1]}
         self.report(None)
         begun = time.perf_counter()
+        self.source.budget.tidy()
         self.curve = []
 
         def timed() -> Stage:

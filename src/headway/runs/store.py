@@ -128,7 +128,7 @@ class Run:
                 shown = described if name == "form" else repr
                 checks.refuse("run", f"{name}={shown(value)}, as {self.path} began", f"{name}={shown(other)}",
                               "the same setting, or another folder")
-        extra = set(own.get("more", {})) - set(mine.get("more", {}))
+        extra = {*own.get("more", {}), *_fixed(own["options"])} - {*mine.get("more", {}), *mine["options"]}
         if extra:
             checks.refuse("run", f"no {sorted(extra)[0]}, as {self.path} began", "one", "another folder")
         if self.out_of_time:

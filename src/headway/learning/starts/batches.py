@@ -24,11 +24,11 @@ from torch import Tensor
 from headway.core.examples import BLOCK, Examples
 from headway.core.sources import Answers
 from headway.learning.parts import own_of, store_of
-from headway.learning.source import Source, prints_of, spaced
+from headway.learning.source import Source, bytes_of, prints_of, spaced
 from headway.linalg.totals import ALONE, Alone
 
 Model = Callable[[Any, Sequence[Tensor], Tensor | None], Tensor]  # F(X) from inputs, the unknowns and what is seen
-PIECE = 16 << 20  # bytes read at once from a long list
+LOOKED = 512  # sequences of which the error is found at a time
 AHEAD = 2  # pieces read and not yet used
 MET = {"cuda": 8, "cpu": 1}  # times a sequence is met before another takes its place: a GPU outruns the files
 
@@ -103,7 +103,7 @@ class Table:
 
     @torch.no_grad()
     def error(
-        self, model: Model, values: Sequence[Tensor], sequences: int = 512, ranks: Alone = ALONE
+        self, model: Model, values: Sequence[Tensor], sequences: int = LOOKED, ranks: Alone = ALONE
     ) -> float:
         """Mean square error of a model, in pieces that fit."""
         total = 0.0
@@ -386,7 +386,8 @@ def feed_of(
     most = source.most()
     if len(source.fit) <= most:
         return None
-    each = 8 * source.examples.length * (source.examples.width + source.examples.out_width)
+    each = bytes_of(source.examples)
     index, pulse = own_of(source.examples, source.fit), pulse if source.ranks.alone else None
     draw = seed()
-    return Reader(source, index, max(1, min(PIECE // each, most // 4)), draw, pulse) if len(index) else None
+    size = max(1, min(source.budget.piece // each, most // 4))
+    return Reader(source, index, size, draw, pulse) if len(index) else None

@@ -25,8 +25,9 @@ from torch import Tensor
 from headway.core.devices import fast_products
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.parts import Parted, own_of
-from headway.learning.source import Frame, Source, spaced
+from headway.learning.source import Frame, Source, bytes_of, spaced
 from headway.learning.starts.batches import (
+    LOOKED,
     MET,
     Batches,
     FedBatches,
@@ -43,6 +44,7 @@ from headway.linalg.totals import ALONE, Alone
 RISE = 100  # steps over which the rate rises to its value
 LOOK = 100  # steps between two looks at other sequences
 STEPS = 6000  # at most
+SELECT = 1000  # other sequences looked at, at most
 TARGET = 0.1  # relative error on other sequences at which a refinement is in its basin
 FALLS = 0.97  # part of the least error so far that a look must find at most, or it has not fallen
 BY_HEART = 0.7  # part of the error on others below which the error on a batch says that rows are learned by heart
@@ -138,6 +140,7 @@ def descend(
     decay: float = 0.0,
     limit: int = 20_000, target: float = TARGET, rows: int | None = None, feed: Feed | None = None,
     report: Callable[[float], None] | None = None, batches: Batches | None = None, ranks: Alone = ALONE,
+    looked: int = LOOKED,
 ) -> Descended:
     """Adam on random batches of ``fit`` until the relative error on ``select`` is below ``target`` or no longer
     falls, be it that the heads are not found or that rows are learned by heart. What is in ``fit`` is replaced by
@@ -165,7 +168,7 @@ def descend(
             done += 1
             if done % LOOK:
                 continue
-            error = math.sqrt(select.error(model, step.values, ranks=ranks) / spread)
+            error = math.sqrt(select.error(model, step.values, looked, ranks) / spread)
             batch = math.sqrt(step.loss() / spread_fit)
             curve.append((done, batch, error))
             if report is not None:
@@ -189,7 +192,7 @@ def descend(
             ending, begun_at = max(ENDS * LOOK, done // 2 // LOOK * LOOK), done
     except OutOfTimeError:
         reason = "time"
-    error = math.sqrt(select.error(model, step.values, ranks=ranks) / spread)
+    error = math.sqrt(select.error(model, step.values, looked, ranks) / spread)
     return Descended(begin.like(step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason,
                      int(batches.different), 0 if feed is None else feed.asked, tuple(curve))
 
@@ -302,7 +305,7 @@ def descended(
     """From random factors, with the settings that serve a layer of this width on this device; ``pulse`` is called
     before more is read or asked for, ``already`` is how much a black box was asked before."""
     assert source.frame is not None
-    ranks = source.ranks
+    ranks, k = source.ranks, source.examples.length
     feed = feed_of(source.seen_through(source.frame.unwhitened()), generator, already, pulse)
     try:
         fit, select = tables(source, feed)
@@ -312,7 +315,8 @@ def descended(
         rows = None if wide or source.device.type == "cuda" else 512
         batches = None if ranks.alone else split_batches(source, fit, batch_of(fit, rows), generator, feed)
         return descend(fit, select, begin, generator=generator, rate=2e-3 if wide else 4e-3, decay=decay,
-                       rows=rows, limit=STEPS, feed=feed, report=report, batches=batches, ranks=ranks)
+                       rows=rows, limit=STEPS, feed=feed, report=report, batches=batches, ranks=ranks,
+                       looked=source.budget.some(LOOKED, 4 * k * heads * (4 * max(q, p) + 3 * k), "kept"))
     finally:
         if feed is not None:
             feed.close()
@@ -327,8 +331,8 @@ def tables(source: Source, feed: Feed | None = None) -> tuple[Table, Table]:
     if feed is not None:
         with source.ranks.together():
             fit = feed.first(len(own_of(source.examples, chosen)))
-    return (table_of(plain, chosen) if feed is None else fit,
-            table_of(plain, spaced(source.select, min(len(source.select), 1000))))
+    others = source.budget.some(min(len(source.select), SELECT), bytes_of(source.examples))
+    return table_of(plain, chosen) if feed is None else fit, table_of(plain, spaced(source.select, others))
 
 
 def split_batches(
