@@ -16,7 +16,7 @@ import torch
 
 from headway.core import checks
 from headway.core.budget import BUDGET, Budget, in_words, size_of, within
-from headway.core.devices import held, peak
+from headway.core.devices import give_back, held, peak
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.forms import Form
 from headway.core.layer import of_softmax
@@ -162,6 +162,7 @@ def _budget(limit: int, examples: Examples, device: torch.device | str | None) -
                       in_words(limit), "leave it out, or device='cpu'")
     first = store.take([0]) if len(store) and not isinstance(store, Shards) else None
     each = 0 if first is None else sum(part.nbytes for part in (first.X, first.Y, *first.beside().values()))
+    give_back()  # what was freed is not held
     return within(limit, each * len(store), len(store), held())
 
 

@@ -34,6 +34,7 @@ from headway.learning.parts import ranks_of
 from headway.learning.policy import End, Facts, Rules, plan
 from headway.learning.polish import polish
 from headway.learning.refine import refine_factors
+from headway.learning.snapshots import Snapshot
 from headway.learning.source import Source, Split, find_frame, spaced
 from headway.learning.starts import moments, random, unmix
 from headway.learning.starts.descent import LOOK, STEPS, Factors, descended, whitened
@@ -148,6 +149,9 @@ class Loop:
 
         info, tensors = self.ranks.led(kept)
         return dict(tensors), info
+
+    def _snapshot(self, name: str) -> Snapshot:
+        return Snapshot(self.run, self.prefix + name, self.ranks)
 
     def _same(self, value: Any) -> Any:
         """What rank 0 found, where all looked at the same."""
@@ -294,7 +298,7 @@ class Loop:
 
         def compute() -> Stage:
             found = descended(self.source, rung.heads, rung.q, rung.p, rung.decay, draw, self.report,
-                              pulse=self.pulse, already=self.asked_more)
+                              pulse=self.pulse, already=self.asked_more, snapshot=self._snapshot(action.name))
             if found.reason == "time":  # no finished stage: with more time a run begins it again
                 self.asked_more += found.asked
                 assert self.source.frame is not None
@@ -330,7 +334,7 @@ class Loop:
             everything = len(self.source.fit) if action.everything else self.facts.rows_for(m, action.times)
             found = polish(self.source, begin, everything, rank=None if action.free else self.asked.rank,
                            generator=self.generator(action.name), exact=action.everything, limit=limit,
-                           report=self.report, pulse=self.pulse)
+                           report=self.report, pulse=self.pulse, snapshot=self._snapshot(action.name))
             if found.reason == "limit" and limit < self.asked.limit:
                 found = replace(found, reason="stalled")  # it was not the caller's limit
             return found.stage()
@@ -345,7 +349,7 @@ class Loop:
                 self.source, whitened(self.factors[action.base], self.source.frame),
                 generator=self.generator(action.name),
                 limit=self.asked.limit if action.limit is None else action.limit, report=self.report,
-                pulse=self.pulse)
+                pulse=self.pulse, snapshot=self._snapshot(action.name))
             if done.reason == "time":  # no finished stage: with more time a run goes on from the descent
                 self._add(action.name, done)
                 raise OutOfTimeError
