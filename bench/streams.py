@@ -1,6 +1,6 @@
 """Examples far beyond memory: does what the learner holds stay where it is, and what does a pass cost?
 
-    python bench/streams.py             # 2, 20 and 200 GB of shards, and a black box that is asked for more
+    python bench/streams.py             # 2 and 200 GB of shards, and a black box that is asked for more
     python bench/streams.py --quick     # 2 GB and the black box
 
 Nobody needs 200 GB of disk for that: one shard is written and linked under as many names as it takes, so that it is
@@ -25,8 +25,8 @@ from headway.core.budget import size_of
 
 LAYER: dict[str, Any] = {"heads": 4, "width": 64, "rank": 8, "scale": 2.0, "seed": 3}
 LENGTH, SHARD, ASKED = 128, 512, 2000  # tokens of a sequence, sequences of a shard and at first of a black box
-LIMIT, STEPS, READ = "1GiB", 500, 10.0
-SIZES: tuple[float, ...] = (2, 20, 200)  # GB
+LIMIT, STEPS, READ = "1GiB", 300, 3.0
+SIZES: tuple[float, ...] = (2, 200)  # GB
 OWN = ("LAYER", "LENGTH", "ASKED", "LIMIT", "STEPS", "READ")  # what the process that learns is told
 
 
