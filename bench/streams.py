@@ -5,7 +5,7 @@
 
 Nobody needs 200 GB of disk for that: one shard is written and linked under as many names as it takes, so that it is
 opened, read and left again as if each were another one (from the system's cache of files: a pass is as fast as
-reading and converting allow, not as a disk does). Under a limit of LIMIT the examples are looked through as every
+reading and converting allow, not as a disk does). Under a limit of LIMIT shards are looked through as every
 learner does, then a descent makes STEPS steps on what is read or asked on the way; then they are read on and on.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common import record
-from headway.core.budget import size_of
+from headway.core.budget import BUDGET, size_of
 
 LAYER: dict[str, Any] = {"heads": 4, "width": 64, "rank": 8, "scale": 2.0, "seed": 3}
 LENGTH, SHARD, ASKED = 128, 512, 2000  # tokens of a sequence, sequences of a shard and at first of a black box
@@ -68,7 +68,9 @@ def worker(what: str) -> None:
     else:
         examples = hw.Examples.open(what)
     begun, clock = held() or 0, time.process_time()
-    source = Source(examples, budget=_budget(size_of("memory", LIMIT), examples, None))
+    # What a black box takes to answer is its own: it is under no limit.
+    budget = BUDGET if what == "asked" else _budget(size_of("memory", LIMIT) or 0, examples, None)
+    source = Source(examples, budget=budget)
     source.frame = find_frame(examples, source.fit, source.device, budget=source.budget)
     looked, seen = time.process_time() - clock, list[int]()
     descent.STEPS, descent.TARGET = STEPS, 0.0

@@ -86,6 +86,9 @@ def test_a_limit_is_refused_where_it_would_not_be_kept(refused):
             hw.learn(data(), memory="1GiB", **words)
     with refused("memory", "keeps to no limit"):
         hw.learn(hw.ask(lambda X: X, length=6, width=3, plan="chosen"), memory="1GiB")
+    with refused("memory", "a black box that may be asked for more"):
+        box = hw.AttentionLayer.random(heads=1, width=3, seed=0)
+        hw.learn(hw.ask(box, 20, 4, width=3, fresh=True), memory="1GiB")
     with refused("memory", "another device than the CPU"):
         hw.learn(data(), memory="1GiB", device="cuda")
 

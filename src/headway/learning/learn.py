@@ -24,6 +24,7 @@ from headway.core.names import BASELINES, LINEAR
 from headway.core.oracle import Oracle
 from headway.core.results import Fit, NotLearnedError
 from headway.core.shards import Shards
+from headway.core.sources import Answers
 from headway.core.words import data_of, form_from
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
@@ -156,6 +157,9 @@ def _unlimited(limit: int | None, name: str, hint: str) -> None:
 def _budget(limit: int, examples: Examples, device: torch.device | str | None) -> Budget:
     """What there is to work with under this limit on every process."""
     store = store_of(examples)
+    if isinstance(store, Answers):
+        checks.refuse("memory", "nothing with a black box that may be asked for more: what it takes to answer is "
+                      "its own", in_words(limit), "leave it out, or fresh=False")
     where = torch.device(device) if device is not None else store.device
     if where.type != "cpu":
         checks.refuse("memory", "nothing where it learns on another device than the CPU: there no limit is kept",
