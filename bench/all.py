@@ -30,7 +30,8 @@ SCRIPTS = ("bench/trained.py", "bench/recall.py", "bench/adam_tuning.py", "bench
            "bench/cost.py", "bench/coverage.py", "bench/spoiled.py", "bench/bars.py", "bench/wrong.py",
            "bench/determined.py", "bench/certify_wide.py", "bench/certify_large.py", "bench/mixture.py",
            "bench/planted.py",
-           "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/ranks.py", "bench/zoo.py",
+           "bench/guarantee.py", "bench/selecting.py", "bench/report.py", "bench/ranks.py", "bench/streams.py",
+           "bench/zoo.py",
            "bench/sweep.py", "docs/figure.py", "docs/figure_linear.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
         "bench/real.py --device cpu --layers 3 5 --count 5000 --seconds 480 --adam 0",

@@ -506,6 +506,24 @@ def ranks_killed() -> str:
         f"({record.command}, measured at {record.commit}).")
 
 
+def streams() -> str:
+    """docs/scale.md: examples beyond memory."""
+    record = Record("streams")
+    (small, *_, large), asked = ([row for row in record.rows if row["shards"]],
+                                 next(row for row in record.rows if not row["shards"]))
+    each = (large["peak, MiB"] - small["peak, MiB"]) * 2**20 / (large["sequences"] - small["sequences"])
+    return prose(
+        f"{large['examples']} of shards ({large['shards']:,} names of one file, {large['sequences']:,} sequences), "
+        f"a limit of {record.summary['limit']}, {record.summary['steps of each']} steps of descent: at most "
+        f"{large['peak, MiB']:.0f} MiB were held, with {small['examples']} {small['peak, MiB']:.0f}, so {each:.0f} "
+        f"bytes more a sequence. A black box asked for {asked['asked']:,} sequences more is under no limit: "
+        f"{asked['peak, MiB']:.0f} MiB, with what it takes itself to answer 1,024 at a time. In all, from the "
+        f"first look to the last it was {record.summary['grown between looks at most, MiB']:.0f} MiB more at most. "
+        f"To look through the list took {large['to look through, s']:.0f} s of processor, a pass over all of it "
+        f"{large['a pass, s']:.0f} s ({large['GB a second']:.1f} GB a second, from the system's cache of files; "
+        f"counted on a part). {record.command}, measured at {record.commit}.")
+
+
 def scale() -> str:
     """docs/scale.md: predicted, not measured."""
     source = Record("real")
@@ -532,6 +550,6 @@ def sweeps() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     block.__name__: block for block in (measured, real, floor, notes, sculpt, training, certificates, zoo, ranks,
-                                        ranks_killed, scale, sweeps, statements.trial, statements.rules,
+                                        ranks_killed, streams, scale, sweeps, statements.trial, statements.rules,
                                         statements.methods, statements.linear, statements.queries,
                                         statements.queries_noise, statements.queries_breaks)}

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from tests.test_factors import low_rank, normal
 from torch.testing import assert_close
 
 import headway as hw
+from headway.core.budget import BUDGET
 from headway.core.shards import Shards, rebatch, write
-from headway.learning import source as held
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.loop import Loop
 from headway.learning.source import Source, find_frame, prints_of
@@ -45,11 +46,11 @@ def numbered(n=200, k=4, d=3, mask="none", padded=False):
     return hw.Examples(normal(n, k, d), torch.arange(n).double().view(n, 1, 1).expand(n, k, 2), padding, mask)
 
 
-def long_list(tmp_path, monkeypatch, most=32, n=200, **options):
+def long_list(tmp_path, most=32, n=200, **options):
     """Shards of more sequences than may be held."""
     data = numbered(n, **options)
-    monkeypatch.setattr(held, "ROWS", most * 12 * data.length * (data.width + data.out_width))
     found = source_of(write(tmp_path / "list", rebatch([data], [n // 4] * 4), shards=4))
+    found.budget = replace(BUDGET, rows=most * 12 * data.length * (data.width + data.out_width))
     assert found.most() == most < len(found.fit)
     return found
 
@@ -81,8 +82,8 @@ def readers():
 
 
 @pytest.mark.parametrize("times", [1, 4])
-def test_every_sequence_is_met(tmp_path, monkeypatch, times):
-    source = long_list(tmp_path, monkeypatch)
+def test_every_sequence_is_met(tmp_path, times):
+    source = long_list(tmp_path)
     rounds, n = 3, len(source.fit)
     found, batches = met(source, rounds * times * n // 8, times=times)
     count = np.bincount(np.concatenate(found), minlength=200)
@@ -96,7 +97,7 @@ def test_every_sequence_is_met(tmp_path, monkeypatch, times):
 
 
 def test_the_order_is_that_of_the_seed_whatever_the_clock(tmp_path, monkeypatch):
-    source = long_list(tmp_path, monkeypatch)
+    source = long_list(tmp_path)
     one, other = met(source, 60, seed=1)[0], met(source, 60, seed=2)[0]
     assert one != other
     take = Shards.take
@@ -112,15 +113,15 @@ def test_the_order_is_that_of_the_seed_whatever_the_clock(tmp_path, monkeypatch)
     assert met(source, 60, seed=1)[0] == one
 
 
-def test_neighbours_are_torn_apart(tmp_path, monkeypatch):
+def test_neighbours_are_torn_apart(tmp_path):
     """A sorted file: a batch comes from all over what is held, and what is held from all over the file."""
-    source = long_list(tmp_path, monkeypatch, most=64)
+    source = long_list(tmp_path, most=64)
     spread = [max(batch) - min(batch) for batch in met(source, 40)[0]]
     assert np.mean(spread) > 100
 
 
 def test_what_is_read_ahead_is_bounded(tmp_path, monkeypatch):
-    source = long_list(tmp_path, monkeypatch)
+    source = long_list(tmp_path)
     take, reads, alive = Shards.take, [0], []
 
     def counted(self, index):
@@ -149,8 +150,8 @@ def test_what_is_read_ahead_is_bounded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mask", ["none", "causal"])
-def test_batches_are_the_sequences_as_the_source_has_them(tmp_path, monkeypatch, mask, padded):
-    source = long_list(tmp_path, monkeypatch, mask=mask, padded=padded)
+def test_batches_are_the_sequences_as_the_source_has_them(tmp_path, mask, padded):
+    source = long_list(tmp_path, mask=mask, padded=padded)
     _, batches = met(source, 30)
     part = batches.now()
     own = source.rows(np.array(numbers(source, part)), torch.float32)
@@ -175,18 +176,17 @@ def test_a_list_that_may_be_held_has_no_reader():
     assert batches.again and batches.used == 2 * batches.different
 
 
-def test_a_shard_that_disappears_is_refused_by_name(refused, tmp_path, monkeypatch):
-    source = long_list(tmp_path, monkeypatch)
+def test_a_shard_that_disappears_is_refused_by_name(refused, tmp_path):
+    source = long_list(tmp_path)
     shards = source.examples
-    shards._open.clear()
     shards.files[2].unlink()
-    with refused(str(shards.files[2]), "does not open"):
+    with refused(str(shards.files[2]), "no longer reads"):
         descended(source, 1, 2, 2, 0.0, generator())
     assert not readers()
 
 
 def test_an_error_of_the_reader_does_not_go_away(tmp_path, monkeypatch):
-    source = long_list(tmp_path, monkeypatch)
+    source = long_list(tmp_path)
     monkeypatch.setattr(Shards, "take", lambda self, index: 1 // 0)
     reader = Reader(source, source.fit, 8, 0)
     for _ in range(2):
@@ -197,8 +197,8 @@ def test_an_error_of_the_reader_does_not_go_away(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["report", "pulse"])
-def test_leaving_early_ends_the_reader(tmp_path, monkeypatch, where):
-    source = long_list(tmp_path, monkeypatch)
+def test_leaving_early_ends_the_reader(tmp_path, where):
+    source = long_list(tmp_path)
     looks = []
 
     def late(*_):
@@ -213,14 +213,14 @@ def test_leaving_early_ends_the_reader(tmp_path, monkeypatch, where):
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_stream_leads_as_far_as_a_table(tmp_path, monkeypatch, seed):
+def test_a_stream_leads_as_far_as_a_table(seed):
     """And holding as few sequences as the stream does leads nowhere."""
     layer = low_rank(2, 24, 4, seed=10 * seed, scale=4.0)
     data = hw.draw(layer, 1200, 6, law="gaussian", seed=seed)
     source = source_of(data)
     errors = {}
     for name, most in (("table", 2000), ("stream", 64)):
-        monkeypatch.setattr(held, "ROWS", most * 12 * 6 * 48)
+        source.budget = replace(BUDGET, rows=most * 12 * 6 * 48)
         found = descended(source, 4, 6, 6, 0.0, generator(seed))
         assert found.reason == "target"
         assert found.sequences == len(source.fit)

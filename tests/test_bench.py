@@ -35,6 +35,8 @@ SMALL = {  # constants of the script, for a run of seconds
                     1, 4, 4, 150)(seed))}},
     "ranks": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "3"],
               "RANKS": (1, 2)},
+    "streams": {"LAYER": {"heads": 1, "width": 4, "rank": 2, "seed": 3}, "LENGTH": 4, "SHARD": 64, "ASKED": 60,
+                "SIZES": (2e-4, 1e-3), "STEPS": 100, "READ": 0.05},
     "memory": {"SIZE": ["--heads", "2", "--width", "8", "--length", "8", "--count", "500", "--shards", "2"]},
     "modules": {"SEEDS": (0,)},
     "which": {"SEEDS": (100,), "forms": lambda seed: {"window": hw.Form(sight=hw.Sight(causal=True, window=3))},

@@ -2,6 +2,7 @@ import itertools
 import pickle
 import re
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from headway.certificates import certify
 from headway.core import checks
 from headway.core.examples import BLOCK, Examples, join
 from headway.core.factored import FactoredLayer
+from headway.core.files import Slices
 from headway.core.forms import Form
 from headway.core.layer import AttentionLayer, load_layer
 from headway.core.positions import Rotary
@@ -233,9 +235,9 @@ def test_near_neighbours_are_read_in_one_piece(tmp_path, monkeypatch):
         def __init__(self, file):
             self.file = file
 
-        def get_slice(self, name):
+        def rows(self, name, low, high):
             reads.append(name)
-            return self.file.get_slice(name)
+            return self.file.rows(name, low, high)
 
     opened = type(shards)._file
     monkeypatch.setattr(type(shards), "_file", lambda self, j: Watched(opened(self, j)))
@@ -244,6 +246,43 @@ def test_near_neighbours_are_read_in_one_piece(tmp_path, monkeypatch):
         reads.clear()
         assert_same(shards.take(index), data.take(index))
         assert reads == ["X", "Y"] * pieces
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8])
+def test_rows_of_a_file_are_those_of_the_library(tmp_path, dtype):
+    draw = torch.Generator().manual_seed(0)
+    X = (9 * torch.randn(7, 3, 2, generator=draw)).to(dtype)
+    save_file({"X": X, "other": torch.arange(5, dtype=torch.uint8), "empty": X[:0]}, tmp_path / "x.safetensors")
+    held = Slices(tmp_path / "x.safetensors")
+    for low, high in ((0, 7), (2, 3), (5, 7), (4, 4)):
+        torch.testing.assert_close(held.rows("X", low, high), X[low:high], rtol=0, atol=0)
+    assert held.rows("other", 1, 3).tolist() == [1, 2] and held.rows("empty", 0, 0).shape == (0, 3, 2)
+
+
+def test_a_file_cut_short_while_it_is_read_is_named(refused, tmp_path):
+    shards = write(tmp_path / "x", [small(10)])
+    shards.take([0])
+    whole = shards.files[0].read_bytes()
+    shards.files[0].write_bytes(whole[:-40])
+    with refused(str(shards.files[0]), "the file that was opened", "ends too soon"):
+        shards.take(range(10))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc on this system")
+def test_shards_that_were_read_are_not_held(tmp_path):
+    """Files mapped into memory would count as the process's own."""
+    data = Examples(torch.randn(2048, 16, 64, dtype=torch.float64), torch.randn(2048, 16, 64, dtype=torch.float64))
+    shards = write(tmp_path / "x", rebatch([data], [512] * 4), shards=4)
+
+    def mapped():
+        found = re.search(r"^RssFile:\s*(\d+) kB$", Path("/proc/self/status").read_text(), flags=re.M)
+        return int(found[1]) * 1024
+
+    shards.take([0])
+    before = mapped()
+    for part in shards.batches(64):
+        assert len(part) == 64
+    assert mapped() - before < 4 << 20  # of 32 MiB
 
 
 def test_take_nothing(tmp_path):

@@ -18,8 +18,10 @@ import torch.distributed as dist
 
 import headway as hw
 from headway.core.shards import even, rebatch, write
+from headway.learning import snapshots
 from headway.learning.loop import Loop
 from headway.learning.parts import Parted, _edges
+from headway.learning.snapshots import Snapshot
 from headway.learning.source import Source, find_frame
 from headway.learning.starts import descent
 from headway.learning.thin import ThinModel
@@ -129,17 +131,23 @@ def refuses(folder, ranks):
 
 
 def is_killed(folder, ranks):
-    """Rank 1 goes away in the middle of the last stage but one, without a word."""
-    def gone(self, name, *rest, stage=Loop.stage, **settings):
-        if name.startswith("polish") and ranks.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return stage(self, name, *rest, **settings)
+    """Rank 1 goes away after some steps of the last stage but one, without a word."""
+    steps = []
 
-    Loop.stage = gone
+    def gone(self, residual, report=Loop.report):
+        if residual is not None and self.current["stage"].startswith("polish"):
+            steps.append(residual)
+        if len(steps) == 3 and ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        report(self, residual)
+
+    Loop.report, snapshots.EVERY = gone, 0.0
     try:
         hw.learn(hw.Examples.open(folder / "data"), run=folder / "killed")
     except totals.RankLostError as error:
-        return {"error": str(error), "stages": sorted(p.stem for p in (folder / "killed" / "stages").iterdir())}
+        inside = [p.stem for p in (folder / "killed" / "snapshots").iterdir()]
+        return {"error": str(error), "snapshots": inside,
+                "stages": sorted(p.stem for p in (folder / "killed" / "stages").iterdir())}
     return {"error": ""}
 
 
@@ -290,8 +298,12 @@ def test_what_one_rank_cannot_do_none_goes_on_with(saw):
 def test_a_rank_that_is_killed_ends_the_others_and_one_process_goes_on(saw, alone):
     (first, second), folder = saw
     assert "another rank ended" in first["is_killed"]["error"] and "is_killed" not in second
-    kept = first["is_killed"]["stages"]
+    kept, (inside,) = first["is_killed"]["stages"], first["is_killed"]["snapshots"]
+    assert inside.startswith("polish")
+    found = Snapshot(Run.open(folder / "killed"), inside).found()
+    assert found is not None and found[1]["now in"]["history"]
     assert kept and not any(name.startswith("polish") for name in kept)
     fit = hw.learn(hw.Examples.open(folder / "data"), run=folder / "killed")
+    assert not (folder / "killed" / "snapshots").exists()
     torch.testing.assert_close(fit.layer.Theta, alone.layer.Theta, rtol=0, atol=1e-12)
     assert fit.status.kind == "recovered" and "ranks" not in Run.open(folder / "killed").manifest()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests import dense
 from torch.testing import assert_close
 
 from headway.core import attention
+from headway.core.budget import BUDGET
 from headway.core.counting import Size
 from headway.core.layer import AttentionLayer
 from headway.learning.gauss_newton import Free, _Products, gauss_newton
 from headway.learning.ranks import numerical_rank
 from headway.learning.shapes import Factored, Full, Span
 from headway.learning.starts import moments
-from headway.linalg import projected
 from headway.linalg.krylov import _State, conjugate_gradients
 from headway.linalg.projected import Problem, Rows, evaluate
 
@@ -123,7 +125,7 @@ def test_curvature_and_gradient_against_the_dense_jacobian(kind, setting):
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_features_computed_again_change_nothing(monkeypatch, pieces):
+def test_features_computed_again_change_nothing(pieces):
     layer, problem = small(80, pieces=pieces)
     shape, v = Full(layer.augmented), normal(2, 4, 3, seed=81)
 
@@ -133,7 +135,7 @@ def test_features_computed_again_change_nothing(monkeypatch, pieces):
         return point, operator.curvature(v), operator.gradient(point.residuals)
 
     kept = products()
-    monkeypatch.setattr(projected, "CACHE", 0)
+    problem = replace(problem, budget=replace(BUDGET, cache=0))
     again = products()
     assert kept[0].kept is not None
     assert again[0].kept is None

@@ -2,6 +2,7 @@ import json
 import os
 import pickle
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
+from headway import recheck
 from headway.core import files
 from headway.core.checks import InputError
+from headway.core.factored import in_factors
 from headway.core.layer import AttentionLayer, load_layer, save_layer
+from headway.core.measured import fingerprint
 from headway.core.results import Fit, NotLearnedError, Status
 from headway.runs import store
 from headway.runs.store import Run
@@ -341,3 +345,61 @@ def test_a_status_says_whether_the_layer_may_be_used(kind, ok):
     assert str(failed) == "A sentence."
     assert failed.fit.status is status
     assert repr(failed.fit) == f"Fit({layer()!r}, {kind}: A sentence.)"
+
+
+# -- layers that were multiplied out of factors -----------------------------------------------------------------
+
+
+def of_low_rank(key_bias, mask, rank=3):
+    """A layer of thin heads, W too; exactly of that rank but for rounding."""
+    layer = AttentionLayer.random(heads=3, width=20, rank=rank, offset=True, mask=mask, seed=3)
+    draw = torch.Generator().manual_seed(4)
+    W = torch.randn(3, 20, rank, generator=draw, dtype=torch.float64) @ torch.randn(
+        3, rank, 20, generator=draw, dtype=torch.float64)
+    u = layer.Theta[:, 0] * 0.5 if key_bias else None  # in the keys' space
+    return replace(layer, W=W, key_bias=u)
+
+
+@pytest.mark.parametrize("key_bias", [False, True])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_a_thin_layer_is_stored_by_its_factors_and_read_to_the_last_bit(tmp_path, key_bias, mask):
+    layer = of_low_rank(key_bias, mask)
+    made = in_factors(layer, 3, 3)
+    assert made is not layer and (made.key_bias is None) == (not key_bias) and made.mask == mask
+    for name, tensor in layer.tensors().items():
+        torch.testing.assert_close(made.tensors()[name], tensor, rtol=0, atol=1e-13)
+    save_layer(tmp_path / "thin.safetensors", made)
+    save_layer(tmp_path / "whole.safetensors", layer)
+    back = load_layer(tmp_path / "thin.safetensors")
+    assert isinstance(back, AttentionLayer)
+    assert_same_layer(back, made)
+    assert fingerprint(back) == fingerprint(made)
+    small, large = ((tmp_path / f"{name}.safetensors").stat().st_size for name in ("thin", "whole"))
+    assert small < 0.5 * large
+    assert_same_layer(load_layer(tmp_path / "whole.safetensors"), layer)  # as it has always been stored
+    other = recheck.Layer(tmp_path / "thin.safetensors")
+    X = torch.randn(2, 5, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    rows = other.rows({"X": X.numpy()})
+    assert float((torch.from_numpy(rows.value) - made(X)).abs().max()) <= 2 * float(rows.off.max()) < 1e-10
+
+
+def test_what_is_changed_afterwards_is_not_stored_by_old_factors(tmp_path):
+    made = in_factors(of_low_rank(False, "none"), 3, 3)
+    other = replace(made, W=2 * made.W)
+    save_layer(tmp_path / "layer.safetensors", other)
+    assert_same_layer(load_layer(tmp_path / "layer.safetensors"), other)
+
+
+def test_factors_that_are_larger_or_leave_something_out_are_not_used():
+    layer = of_low_rank(False, "none")
+    assert in_factors(layer, 2, 3) is layer and in_factors(layer, 3, 2) is layer
+    assert in_factors(layer, 15, 15) is layer
+    assert in_factors(layer.to(torch.float32), 3, 3).Theta.dtype == torch.float32
+
+
+def test_a_run_gives_back_the_layer_that_was_learned_and_counts_go_by_it(tmp_path):
+    made = replace(fit(), layer=in_factors(of_low_rank(True, "none"), 3, 3))
+    run = Run.create(tmp_path / "run", {})
+    run.finish(made)
+    assert_same_layer(Run.open(tmp_path / "run").fit().layer, made.layer)
+    assert fingerprint(Run.open(tmp_path / "run").fit().layer) == fingerprint(made.layer)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headway.linalg.totals import Alone
     from headway.runs.store import Run
 
-OPTIONS = ("heads", "method", "form", "rank", "seconds", "seed", "device")  # of every learner
+OPTIONS = ("heads", "method", "form", "rank", "seconds", "seed", "device", "memory")  # of every learner
 OWN = ("search", "polish", "truth", "max_heads", "starts", "limit")  # of one or another
 WHOLE = ("auto", *LINEAR)  # forms that are one word, and no Form
 KINDS = ("How scores come about: plain; auto, which finds out; linear, without a softmax; linear/k, divided by the "
@@ -43,6 +43,8 @@ def learn(
     seconds: Annotated[float | None, typer.Option(help="Stop after about this long with the best so far.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the learner's own randomness.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    memory: Annotated[str | None, typer.Option(
+        help="Most that each process may hold, such as 8GiB (plain scores, on a CPU).")] = None,
     resume: Annotated[Path | None, typer.Option(
         help="Go on with this run folder: after a kill, or for more --seconds.")] = None,
     moved: Annotated[Path | None, typer.Option(
@@ -56,11 +58,14 @@ def learn(
     EXAMPLES --out RUN.
     """
     from headway.core import checks, words
+    from headway.core.budget import size_of
 
     options: dict[str, Any] = {
         "heads": number_or("heads", heads, "auto"), "method": checks.choice("method", method, METHODS),
         "rank": None if rank == "none" else number_or("rank", rank, "auto"), "seconds": seconds, "seed": seed,
         "device": device}
+    if memory is not None:
+        options["memory"] = size_of("--memory", memory)
     if form != "plain":
         options["form"] = form if form in WHOLE else words.data_of(words.form_of(form))
     own = {"search": search, "polish": polish, "truth": None if truth is None else str(truth),

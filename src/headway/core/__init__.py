@@ -1,6 +1,6 @@
 """What everything stands on.
 
-    input and output    checks · names · plain · files · devices
+    input and output    checks · names · plain · files · devices · budget (how much is held at once)
     one formula         attention (plain scores) · positions, forms (any other) · tangents (derivatives) · freedom
                         (what factors leave free) · counting · conditions
     objects             layer · factored · operator (what linear scores compute) · words (a form in words) ·

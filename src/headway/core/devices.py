@@ -5,6 +5,7 @@ And how much was.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from collections.abc import Iterator
@@ -39,15 +40,35 @@ def peak(device: torch.device | None = None) -> dict[str, int]:
     return found
 
 
+def give_back() -> None:
+    """Return to the system what was freed: the allocator keeps it, in holes that the next pieces do not fit, and
+    reading on and on the process would grow. Where it has no such call nothing is done."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return
+    trim(0)
+
+
+def held() -> int | None:
+    """Bytes that this process holds now; None where the system does not tell."""
+    return _marked("VmRSS", Path("/proc/self/status"))
+
+
+def _marked(name: str, status: Path) -> int | None:
+    try:
+        found = re.search(rf"^{name}:\s*(\d+) kB$", status.read_text(), flags=re.M)
+    except OSError:
+        return None
+    return None if found is None else int(found[1]) * 1024
+
+
 def _resident(status: Path = Path("/proc/self/status")) -> int | None:
     # Linux hands the getrusage of a process on to what it starts: a small child of a large process would look
     # large. The mark in its status is its own.
-    try:
-        marked = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), flags=re.M)
-    except OSError:
-        marked = None
+    marked = _marked("VmHWM", status)
     if marked is not None:
-        return int(marked[1]) * 1024
+        return marked
     try:
         import resource
     except ImportError:  # no such counts on this system

@@ -360,6 +360,47 @@ class FactoredLayer:
                 f"width {width} → {self.out_width}{tail}: {self.form.describe()})")
 
 
+EXACT = 64 * 2.0**-52  # part of a head that factors may leave out as rounding
+
+
+def in_factors(layer: AttentionLayer, rank: int, out_rank: int) -> AttentionLayer:
+    """The same layer to rounding, multiplied out of factors of these ranks, which it carries and is stored by. One
+    head at a time; the layer itself where factors are no smaller, or leave out more than rounding."""
+    m, d, e = layer.heads, layer.width, layer.out_width
+    smaller = (2 * d + 2) * rank + (d + 1 + e) * out_rank < d * (d + e)
+    if layer.linear or not smaller or layer.Theta.dtype != torch.float64:
+        return layer
+    parts: list[list[Tensor]] = [[], [], [], []]
+    for i in range(m):
+        Theta = layer.Theta[i] if layer.key_bias is None else torch.cat([layer.Theta[i], layer.key_bias[i : i + 1]])
+        for at, M, r in ((0, Theta, rank), (2, layer.W[i], out_rank)):
+            one, other = (part[0] for part in thin(M.unsqueeze(0), r))
+            if float((one @ other.mT - M).norm()) > EXACT * float(M.norm()):
+                return layer
+            parts[at].append(one)
+            parts[at + 1].append(other)
+    A, B, V, out = (torch.stack(part) for part in parts)
+    one_more = torch.nn.functional.pad
+    if layer.key_bias is None:
+        A = one_more(A, (0, 0, 0, 1))
+    return multiplied(FactoredLayer(A.contiguous(), one_more(B, (0, 0, 0, 1)), one_more(V, (0, 0, 0, 1)),
+                                    out.mT.contiguous(), layer.offset,
+                                    Form(sight=Sight(causal=layer.mask == "causal"))))
+
+
+def multiplied(factors: FactoredLayer) -> AttentionLayer:
+    """Θ_i = A_iB_iᵀ and W_i = V_iO_i of plain scores without biases of keys and values, one head at a time,
+    carrying the factors. There is a key bias where a query has one."""
+    d = factors.width
+    heads = list(zip(factors.query, factors.key, factors.value, factors.out, strict=True))
+    Theta = torch.stack([A @ B[:d].mT for A, B, _, _ in heads])
+    bias = Theta[:, d] if bool((factors.query[:, d] != 0).any()) else None
+    W = torch.stack([V[:d] @ out for _, _, V, out in heads])
+    layer = AttentionLayer(Theta[:, :d], W, bias, factors.offset, "causal" if factors.form.sight.causal else "none")
+    object.__setattr__(layer, "_factors", factors)
+    return layer
+
+
 def a_layer(layer: Any) -> None:
     """Refuse what is no layer."""
     if not isinstance(layer, (AttentionLayer, FactoredLayer)):

@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -119,6 +120,55 @@ def open_tensors(path: Path) -> Any:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with open_tensors(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+class Slices:
+    """Rows of the tensors in a safetensors file, read as they are asked for and no others.
+
+    The library maps a file into memory: what was read of it then counts as the process's own until it is closed, so
+    that a list of shards would fill memory as it is passed through. Here bytes are read where they are to be, and
+    nothing else is held; the file is open only while it is read.
+    """
+
+    KINDS: ClassVar[dict[str, torch.dtype]] = {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+        "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+        "BOOL": torch.bool}
+
+    def __init__(self, path: Path) -> None:
+        with open_tensors(path):  # the header and the file's length fit each other
+            pass
+        self.path = path
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            self.head = json.loads(file.read(size))
+        self.begin = 8 + size
+
+    def rows(self, name: str, low: int, high: int) -> Tensor:
+        """Those from ``low`` up to ``high`` of the tensor of that name."""
+        held = self.head[name]
+        if held["dtype"] not in self.KINDS:
+            checks.refuse(f"{self.path}: {name}", f"numbers of a type among {', '.join(self.KINDS)}",
+                          held["dtype"], "float32 or float64")
+        dtype, shape = self.KINDS[held["dtype"]], (high - low, *held["shape"][1:])
+        found = torch.empty(shape, dtype=dtype)
+        if not found.numel():
+            return found
+        each = found.nbytes // (high - low)
+        raw: Any = found.view(-1).view(torch.uint8).numpy()
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.begin + held["data_offsets"][0] + low * each)
+                done = 0
+                while done < len(raw):
+                    got = file.readinto(memoryview(raw[done:]))
+                    if not got:
+                        raise OSError("it ends too soon")
+                    done += got
+        except OSError as error:
+            checks.refuse(str(self.path), "the file that was opened", f"one that no longer reads ({error})",
+                          "write it again, and leave it in place while it is read")
+        return found
 
 
 def read_json(path: Path, what: str, hint: str = "headway learn EXAMPLES --out RUN") -> dict[str, Any]:

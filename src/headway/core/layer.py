@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ MASKS = ("none", "causal")
 KIND = "headway-layer-1"
 LINEAR = "headway-linear-1"
 FACTORED = "headway-factored-1"
+MATRICES = "matrices"  # factors of a layer that is one of Θ_i and W_i
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +49,7 @@ class AttentionLayer:
     offset: Tensor | None = None
     mask: str = "none"
     scores: str = "softmax"
+    _factors: ClassVar[FactoredLayer | None] = None  # what this very object was multiplied out of, see in_factors
 
     def __post_init__(self) -> None:
         Theta, W = checks.floating("Theta", self.Theta), checks.floating("W", self.W)
@@ -212,20 +215,35 @@ class AttentionLayer:
 
 
 def save_layer(path: str | os.PathLike[str], layer: AttentionLayer | FactoredLayer) -> None:
-    if isinstance(layer, AttentionLayer):
-        own = {"kind": LINEAR, "scores": layer.scores} if layer.linear else {"kind": KIND}
-        write_tensors(Path(path), layer.tensors(), {**own, "mask": layer.mask})
-    else:
-        write_tensors(Path(path), *layer.stored())
+    write_tensors(Path(path), *stored_layer(layer))
+
+
+def stored_layer(layer: AttentionLayer | FactoredLayer) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and words of a file; a layer that was multiplied out of factors is stored by these."""
+    if not isinstance(layer, AttentionLayer):
+        return layer.stored()
+    if layer._factors is not None:
+        tensors, words = layer._factors.stored()
+        return tensors, {**words, "shown": MATRICES}
+    own = {"kind": LINEAR, "scores": layer.scores} if layer.linear else {"kind": KIND}
+    return layer.tensors(), {**own, "mask": layer.mask}
 
 
 def load_layer(path: str | os.PathLike[str]) -> AttentionLayer | FactoredLayer:
     """The layer stored there, of either kind."""
-    tensors, meta = read_tensors(Path(path))
-    if meta.get("kind") == FACTORED:
-        from headway.core.factored import FactoredLayer  # made of layers, so it stands below
+    return restored_layer(str(path), *read_tensors(Path(path)))
 
-        return FactoredLayer.restored(tensors, meta)
+
+def restored_layer(
+    path: str, tensors: dict[str, Tensor], meta: Mapping[str, str]
+) -> AttentionLayer | FactoredLayer:
+    """The other way round."""
+    if meta.get("kind") == FACTORED:
+        from headway.core.factored import FactoredLayer, multiplied  # made of layers, so it stands below
+
+        if meta.get("shown") != MATRICES:
+            return FactoredLayer.restored(tensors, meta)
+        return multiplied(FactoredLayer.restored({name: part.clone() for name, part in tensors.items()}, meta))
     unknown = set(tensors) - {"Theta", "W", "key_bias", "offset"}
     if unknown or not {"Theta", "W"} <= set(tensors):
         more = f" and {len(tensors) - 4} others" if len(tensors) > 4 else ""

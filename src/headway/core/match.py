@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,9 +77,8 @@ def match(
     if learned.mask != truth.mask:
         checks.refuse("learned", f"mask {truth.mask!r}, as the truth", repr(learned.mask),
                       "compare layers of one mask")
-    A, B = with_bias(learned), with_bias(truth)
-    V, W = learned.W.double().cpu(), truth.W.double().cpu()
-    theta, w = _relative(A, B), _relative(V, W)
+    theta = _relative(_scores_of(learned), learned.heads, _scores_of(truth), truth.heads)
+    w = _relative(learned.W.__getitem__, learned.heads, truth.W.__getitem__, truth.heads)
     # Clipping keeps one hopeless pair from deciding the assignment of the others.
     cost = np.minimum(theta, 4.0) ** 2 + np.minimum(w, 4.0) ** 2
     rows, columns = linear_sum_assignment(cost)
@@ -91,7 +91,7 @@ def match(
             return torch.zeros(layer.out_width, dtype=torch.float64)
         return layer.offset.double().cpu()
 
-    size = max(float(zero(truth).norm()), float(W.flatten(1).norm(dim=1).max()))
+    size = max(float(zero(truth).norm()), max(float(W.double().norm()) for W in truth.W))
     return Match(
         order=tuple(int(j) for j in order),
         theta_error=tuple(float(theta[i, j]) if j >= 0 else inf for i, j in enumerate(order)),
@@ -110,11 +110,23 @@ def with_bias(layer: AttentionLayer) -> Tensor:
     return torch.cat([layer.Theta, u.unsqueeze(1)], dim=1).double().cpu()
 
 
-def _relative(A: Tensor, B: Tensor) -> np.ndarray:
-    """‖A_j − B_i‖/‖B_i‖ as an array [i, j]; differences are formed, so small errors are exact."""
-    size = B.flatten(1).norm(dim=1)
-    size = torch.where(size > 0, size, torch.ones_like(size))  # a zero is missed by an absolute error
-    return np.stack([((A - b).flatten(1).norm(dim=1) / s).numpy() for b, s in zip(B, size, strict=True)])
+def _scores_of(layer: AttentionLayer) -> Callable[[int], Tensor]:
+    """[Θ_i; u_iᵀ] of one head, u zero where there is none."""
+    u = layer.key_bias
+    zero = layer.Theta.new_zeros(1, layer.width)
+    return lambda i: torch.cat([layer.Theta[i], zero if u is None else u[i : i + 1]])
+
+
+def _relative(A: Callable[[int], Tensor], many: int, B: Callable[[int], Tensor], count: int) -> np.ndarray:
+    """‖A_j − B_i‖/‖B_i‖ as an array [i, j], in float64, one pair at a time: of a wide layer two heads fit where all
+    do not. Differences are formed, so small errors are exact."""
+    found = np.zeros((count, many))
+    for i in range(count):
+        b = B(i).double().cpu()
+        size = float(b.norm()) or 1.0  # a zero is missed by an absolute error
+        for j in range(many):
+            found[i, j] = float((A(j).double().cpu() - b).norm()) / size
+    return found
 
 
 def match_heads(learned: gauge.Heads, truth: gauge.Heads) -> Match:

@@ -96,6 +96,8 @@ def _sound(about: Mapping[str, Any], n: int) -> bool:
 
 def fingerprint(layer: AttentionLayer | FactoredLayer) -> str:
     """SHA-256 over what the layer computes with, in float64: whether errors are those of this very layer."""
+    if isinstance(layer, AttentionLayer) and layer._factors is not None:
+        layer = layer._factors  # which are the same wherever they are multiplied out
     form: dict[str, Any] = {"form": layer.form.settings(), "cross": layer.cross} if isinstance(
         layer, FactoredLayer) else {"mask": layer.mask, **({"scores": layer.scores} if layer.linear else {})}
     sha = hashlib.sha256(json.dumps(form, sort_keys=True).encode())

@@ -16,7 +16,7 @@ from torch import Tensor
 from headway.core import checks
 from headway.core.examples import BESIDE, BLOCK, Examples, compact, join, some_columns, whole_index
 from headway.core.factored import FactoredLayer
-from headway.core.files import open_tensors, workshop, write_tensors
+from headway.core.files import Slices, open_tensors, workshop, write_tensors
 from headway.core.layer import MASKS, AttentionLayer, save_layer
 
 SHARD = re.compile(r"examples-(\d{5})-of-(\d{5})\.safetensors")
@@ -30,7 +30,7 @@ class Shards(Examples):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.files = _shard_files(self.folder)
-        self._open: dict[int, Any] = {}
+        self._heads: dict[int, Slices] = {}
         self._starts = [0]
         first: dict[str, Any] | None = None
         for path in self.files:
@@ -76,11 +76,11 @@ class Shards(Examples):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def _file(self, j: int) -> Any:
-        """Opened once: opening costs more than reading one sequence."""
-        if j not in self._open:
-            self._open[j] = open_tensors(self.files[j])
-        return self._open[j]
+    def _file(self, j: int) -> Slices:
+        """Its header is read once: that costs more than reading one sequence."""
+        if j not in self._heads:
+            self._heads[j] = Slices(self.files[j])
+        return self._heads[j]
 
     def take(self, index: Sequence[int] | Tensor | np.ndarray) -> Examples:
         at = whole_index(index, len(self))
@@ -98,9 +98,9 @@ class Shards(Examples):
             j = int(np.searchsorted(self._starts, run[0], side="right")) - 1
             low, high = int(run[0]) - self._starts[j], int(run[-1]) + 1 - self._starts[j]
             for name in names:
-                part = self._file(j).get_slice(name)[low:high]
+                part = self._file(j).rows(name, low, high)
                 parts[name].append(part if len(part) == len(run) else part[torch.from_numpy(run - run[0])])
-        whole = {name: torch.cat(pieces) for name, pieces in parts.items()}
+        whole = {name: pieces[0] if len(pieces) == 1 else torch.cat(pieces) for name, pieces in parts.items()}
         for name in {"padding", "key_padding"} & set(whole):
             whole[name] = whole[name].bool()
         try:
@@ -114,7 +114,7 @@ class Shards(Examples):
         for j, path in enumerate(self.files):
             for low in range(0, self._starts[j + 1] - self._starts[j], BLOCK):
                 for name in (name for name in self._head if name not in ("count", "mask")):
-                    part = self._file(j).get_slice(name)[low : low + BLOCK]
+                    part = self._file(j).rows(name, low, min(low + BLOCK, self._starts[j + 1] - self._starts[j]))
                     bad = (~torch.isfinite(part)).nonzero()
                     if not len(bad):
                         continue

@@ -91,11 +91,15 @@ def determined(
     def of(count: int) -> Determined:
         return asked(source.problem(spaced(source.fit, count), best.heads, torch.float64), best, generator, pulse)
 
-    found = of(min(few, fitted, source.most()))
+    most = source.most()
+    if _thin(best):
+        assert best.rank is not None and best.out_rank is not None
+        most = source.most_thin(best.heads, best.rank, best.out_rank)
+    found = of(min(few, fitted, most))
     if found.everything or not (found.settled or settle):
         return found
     many = int(WORK / best.Theta.numel() ** 2 / data.length) if small(best) else MORE * few
-    many = min(max(many, few), len(source.fit), source.most())
+    many = min(max(many, few), len(source.fit), most)
     if many > fitted and not _meets(source, best, spaced(source.fit, many)):
         many = fitted
     return of(many) if many > found.sequences else found

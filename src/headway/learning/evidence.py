@@ -114,7 +114,7 @@ def structure(
     source: Source, best: Candidate, generator: torch.Generator, pulse: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
     """For every probe, the part of random signs under which the residual looks as related to the inputs."""
-    rows = ROWS.get(source.device.type, ROWS["cpu"])
+    rows = source.budget.some(ROWS.get(source.device.type, ROWS["cpu"]), 8 * source.d, "probe")
     every = source.parts.different  # a sequence and its copy, one in either half, would look like a relation
     count = min(len(every), best.sequences or len(every), max(32, rows // source.examples.length))
     index = spaced(every, count)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from headway.core.counting import Size
-from headway.core.devices import room
 from headway.core.positions import Rotary
 from headway.core.tangents import Chain
 from headway.learning.formed import Formed, FormedModel, FormedPoint
@@ -24,7 +23,7 @@ from headway.learning.formed_slow import slow_columns
 from headway.learning.formed_source import FormSource
 from headway.learning.formed_steps import settled, turns
 from headway.learning.gauss_newton import NEAR, OutOfTimeError
-from headway.learning.ladder import FEWEST, HOPE, KEPT, ROWS, Ladder, Pace, floor_of
+from headway.learning.ladder import FEWEST, HOPE, ROWS, Ladder, Pace, floor_of
 from headway.learning.prune import columns_needed, leading, root_of, solved, step_down, truncated, without_cost
 from headway.learning.ranks import NARROW
 from headway.learning.refine import BATCH, BOLD, FREE, Cuts, tried
@@ -62,7 +61,8 @@ class FormedLadder(Ladder):
     def most(self, shape: Formed) -> int:
         k = self.source.examples.length
         each = 12 * shape.heads * k * (4 * shape.q + 3 * shape.p + 3 * k)
-        return min(len(self.source.fit), self.source.most(), max(16, room(self.source.device, KEPT) // each))
+        kept = self.source.budget.at(self.source.device, "kept")
+        return min(len(self.source.fit), self.source.most(), max(16, kept // each))
 
     def sequences(self, shape: Formed) -> int:
         if self.given is not None:

@@ -75,6 +75,23 @@ class Solution:
 
 
 @dataclass(frozen=True)
+class Midway:
+    """Where a solve stands between two steps, with which it goes on as if it had not stopped."""
+
+    shape: Any
+    history: tuple[float, ...]
+    steps: int
+    products: int
+    slow: int
+    damping: float
+    price: float
+    ratio: float
+    inner: torch.dtype
+    generator: Tensor  # its state
+    metric: tuple[Any, torch.dtype, Tensor] | None  # where it was formed: shape, precision, state of the generator
+
+
+@dataclass(frozen=True)
 class LeastSquares:
     """What every model of a least-squares problem answers alike."""
 
@@ -136,6 +153,17 @@ def _stretched(operator: Operator, metric: Metric, v: Tensor) -> Callable[[Tenso
     return lambda g: metric.solve(g) + gain * (v * g).sum(heads, keepdim=True) * v
 
 
+def _formed_again(model: Model, midway: Midway, generator: torch.Generator) -> Metric | None:
+    """The metric that a solve had, and its generator as it was."""
+    metric = None
+    if midway.metric is not None:
+        shape, dtype, state = midway.metric
+        generator.set_state(state)
+        metric = model.products(model.evaluate(shape), shape, dtype).metric(generator)
+    generator.set_state(midway.generator)
+    return metric
+
+
 def gauss_newton(
     model: Model,
     shape: Any,
@@ -154,22 +182,34 @@ def gauss_newton(
     wary: bool = False,
     report: Callable[[float], None] | None = None,
     pulse: Callable[[], None] | None = None,
+    midway: Midway | None = None,
+    keep: Callable[[Midway], None] | None = None,
 ) -> Solution:
     """Minimise from ``shape``; stops at the floor of the arithmetic, at ``target``, when ``patience`` steps in a
     row gain less than ``least_gain`` of the loss (stalled), when a full step would gain less than 1e-9
     (converged), at ``limit`` steps, or after ``budget`` products with J and its transpose (limit). Steps are solved
     to ``digits`` at best. ``report`` hears of every step, ``pulse`` is called at every product; either may end it
-    by raising.
+    by raising. ``keep`` is told where it stands between steps, ``midway`` is such a place to go on from.
     """
     scale = model.variation()
     eps = torch.finfo(model.dtype).eps
-    point = model.evaluate(shape)
-    history = [math.sqrt(point.loss / scale)]
-    products, slow, reason, ratio = 0, 0, "limit", 0.0
+    products, slow, reason, ratio, begun = 0, 0, "limit", 0.0, 0
     metric: Metric | None = None
-    for _ in range(limit):
+    formed: tuple[Any, torch.dtype, Tensor] | None = None
+    if midway is not None:
+        shape, products, slow, ratio, begun = (midway.shape, midway.products, midway.slow, midway.ratio,
+                                               midway.steps)
+        damping, price, inner = midway.damping, midway.price, midway.inner
+        metric, formed = _formed_again(model, midway, generator), midway.metric
+    point = model.evaluate(shape)
+    history = [math.sqrt(point.loss / scale)] if midway is None else list(midway.history)
+    for step in range(begun, limit):
+        if keep is not None:
+            keep(Midway(shape, tuple(history), step, products, slow, damping, price, ratio, inner,
+                        generator.get_state(), formed))
         operator = model.products(point, shape, inner)
         if metric is None or history[-1] > 1e-3 or abs(ratio - 1) > STALE:  # else Θ hardly moves
+            formed = shape, inner, generator.get_state()
             metric = operator.metric(generator)
         exact = operator if inner == model.dtype else model.products(point, shape, model.dtype)
         g = exact.gradient(point.residuals)
@@ -212,7 +252,7 @@ def gauss_newton(
             elif gain < 1e-9 * point.loss:
                 reason = "converged"
             elif inner != model.dtype:
-                inner, damping, metric = model.dtype, max(damping / FAILED**9, 1e-12), None
+                inner, damping, metric, formed = model.dtype, max(damping / FAILED**9, 1e-12), None, None
                 continue
             else:
                 reason = "stalled"
@@ -222,7 +262,7 @@ def gauss_newton(
             price = max(price / CHEAPER, 1.0)
         drop = 1 - new.loss / point.loss
         if wary and inner != model.dtype and (made >= inner_limit or ratio < FORESEEN):
-            inner, metric = model.dtype, None  # float32 cannot solve for these steps
+            inner, metric, formed = model.dtype, None, None  # float32 cannot solve for these steps
         shape, point = trial, new
         history.append(math.sqrt(point.loss / scale))
         if report is not None:

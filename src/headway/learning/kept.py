@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headway.core import checks
 from headway.core.examples import Examples
-from headway.core.layer import AttentionLayer
+from headway.core.layer import AttentionLayer, restored_layer, stored_layer
 from headway.core.results import Fit, Status
 from headway.core.shards import Shards
 from headway.core.sources import Answers
@@ -92,13 +92,16 @@ def everywhere(
     def found() -> tuple[dict[str, Any], dict[str, Tensor]]:
         fit = find()
         assert fit is not None
-        return {"mask": fit.layer.mask, "status": asdict(fit.status), "stats": dict(fit.stats),
+        tensors, words = stored_layer(fit.layer)
+        return {"layer": words, "status": asdict(fit.status), "stats": dict(fit.stats),
                 "trace": [dict(event) for event in fit.trace], "settings": dict(fit.settings),
-                "seed": fit.seed}, fit.layer.tensors()
+                "seed": fit.seed}, tensors
 
     said, tensors = group.led(found)
-    parts: dict[str, Any] = {name: part.to(device) for name, part in tensors.items()}
-    layer = AttentionLayer(**parts, mask=said.pop("mask"))
+    layer = restored_layer("fit", dict(tensors), said.pop("layer"))
+    if device is not None and device.type != "cpu":
+        layer = layer.to(device)
+    assert isinstance(layer, AttentionLayer)
     return Fit(layer, Status(**said.pop("status")), said["stats"], tuple(said["trace"]), said["settings"],
                said["seed"])
 

@@ -18,18 +18,19 @@ from typing import Any
 import torch
 
 from headway.core.counting import Size
-from headway.core.devices import fast_products, room
+from headway.core.devices import fast_products
 from headway.learning.candidate import Candidate
-from headway.learning.gauss_newton import NEAR, Free, Solution, gauss_newton
+from headway.learning.gauss_newton import NEAR, Free, Midway, Solution, gauss_newton
 from headway.learning.shapes import Factored
+from headway.learning.snapshots import NONE, Snapshot, of_shape, shape_of
 from headway.learning.source import Source, spaced
 from headway.learning.thin import ThinModel
 from headway.linalg.projected import Problem
 from headway.linalg.thin import Thin
+from headway.runs.store import Stage
 
 FLOORS = {torch.float64: 4096 * 2.0**-52, torch.float32: 64 * 2.0**-23}
 FITTED = 1e-6  # relative error on other sequences that counts as small
-KEPT = 4 << 30  # bytes of queries, keys, values and patterns that thin factors may keep
 ROWS = 6  # times the counting floor, for thin factors
 FEWEST = 128  # sequences for them: counting knows nothing of saturated patterns, which say little
 GROW = 4  # times the sequences, when others disagree
@@ -44,6 +45,9 @@ HOPE, CARE = 1e-2, 1.0  # damping of a trial step, and that to begin with if it 
 FORESEEN = 0.75  # part of the foreseen gain from which it is not much less
 AFRESH = 1e-4  # least damping on rows that are new
 HASTY = {"patience": 3, "least_gain": 0.02}  # steps in a row that gain less, until a slow fit is given up
+KEPT = ("given", "times", "fewest", "count", "damping", "price", "products", "left", "creeping", "begun",
+        "residual", "other")  # of a ladder, in a snapshot
+NOW = ("history", "steps", "products", "slow", "damping", "price", "ratio")  # of a solve, in a snapshot
 ENDS = ("floor", "converged", "stalled", "slow")  # reasons for which a precision has done its part
 
 
@@ -120,6 +124,16 @@ class Strategy:
         """At the end: whether there was something left to take away."""
         return False
 
+    def state(self) -> dict[str, Any]:
+        """What it remembers, in numbers and words."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The other way round."""
+
+    def weigh_again(self, at: Ladder) -> None:
+        """The rows as they were weighted right before the steps, where they were."""
+
 
 class Ladder:
     """A fit on some sequences, in one precision, and the steps that make it better.
@@ -132,7 +146,7 @@ class Ladder:
         self, source: Source, shape: Any, strategy: Strategy, generator: torch.Generator, *,
         sequences: int | None = None, limit: int = 100,
         report: Callable[[float], None] | None = None, pulse: Callable[[], None] | None = None,
-        log: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None, snapshot: Snapshot = NONE, kept: Stage | None = None,
     ) -> None:
         self.source, self.strategy, self.generator = source, strategy, generator
         self.report, self.pulse, self.log = report, pulse, log
@@ -144,19 +158,19 @@ class Ladder:
         self.products, self.creeping = 0, 0
         self.inner = torch.float32  # in which steps are solved
         self.begun = False
+        self.snapshot, self.kept = snapshot, kept
         self.count = self.sequences(shape)
-        self.place(shape)
+        if kept is None:
+            self.place(shape)
 
     # -- where it stands ------------------------------------------------------------------------------------
 
     def most(self, shape: Any) -> int:
         """Sequences there are, as far as they can be held."""
-        most = min(len(self.source.fit), self.source.most())
+        most = self.source.most()
         if isinstance(shape, Thin):
-            k, p = self.source.examples.length, shape.V.shape[2]
-            each = 12 * len(shape.value) * k * (2 * shape.q + p + k)
-            most = min(most, max(16, room(self.source.device, KEPT) // each))
-        return most
+            most = self.source.most_thin(len(shape.value), shape.q, shape.V.shape[2])
+        return min(len(self.source.fit), most)
 
     def sequences(self, shape: Any) -> int:
         """Those to begin with, as often multiplied as others disagreed; of thin factors as many as they are now."""
@@ -168,6 +182,8 @@ class Ladder:
 
     def place(self, shape: Any) -> None:
         """Go on from ``shape``."""
+        m, thin = len(shape.value), isinstance(shape, Thin)
+        self.source.afford(m, m * (shape.V.shape[2] if thin else self.source.d) + 1, thin)
         self.problem = self.source.problem(spaced(self.source.fit, self.count), len(shape.value), self.dtype)
         self.variation = self.problem.variation()
         self.shape = shape.to(self.dtype)
@@ -232,18 +248,19 @@ class Ladder:
         self.inner = found.inner
         return found
 
-    def stretch(self) -> str:
+    def stretch(self, before: float, midway: Midway | None = None) -> str:
         """Gauss–Newton until the next look; why it ended."""
-        if not self.begun:
-            self.begin()
-        self.strategy.weigh(self)
+        if midway is None:
+            if not self.begun:
+                self.begin()
+            self.strategy.weigh(self)
         pace, fine = self.strategy.pace, self.dtype == torch.float64
         targets = (0.0,) if fine or not pace.targets else pace.targets
         target = next((left for left in targets if left < self.residual), targets[-1])
         patience = HASTY if pace.hasty and self.residual > NEAR else {}
         found = self.solve(self.shape, min(pace.stride or self.left, self.left), target=target,
                            damping=self.damping, price=self.price, inner_limit=self.strategy.inner(self),
-                           **patience)
+                           midway=midway, keep=lambda now: self.remember(now, before), **patience)
         self.left -= max(1, len(found.history) - 1)
         self.damping, self.price = found.damping, found.price
         self.take(found.shape, found.point)
@@ -301,14 +318,17 @@ class Ladder:
 
     def _climb(self) -> str:
         reason = "limit"
-        if self.left and self.residual <= CLOSE:
+        before, midway = self.went_on()
+        if midway is None and self.left and self.residual <= CLOSE:
             self.sharpen()
         while self.left > 0:
-            self.strategy.before(self)
-            if self.strategy.enough(self):
-                return "target"
-            before = self.residual
-            reason = self.stretch()
+            if midway is None:
+                self.strategy.before(self)
+                if self.strategy.enough(self):
+                    return "target"
+                before = self.residual
+            reason = self.stretch(before, midway)
+            midway = None
             self.creeping = self.creeping + 1 if self.residual > before / CREEPS else 0
             if self.strategy.after(self, reason, before) and self.left > 0:
                 continue
@@ -339,12 +359,59 @@ class Ladder:
         return (self.dtype == torch.float64 and reason == "limit" and self.left > 0 and self.other < FITTED
                 and self.residual > before / SLOW)
 
+    # -- killed and gone on ---------------------------------------------------------------------------------
+
+    def remember(self, now: Midway, before: float) -> None:
+        """A snapshot of the stretch under way, if one is due: the ladder as the stretch began, and where it is."""
+        if not self.snapshot.due():
+            return
+        tensors, info = of_shape(self.shape, "begin")
+        mine, words = of_shape(now.shape, "now")
+        tensors, info = {**tensors, **mine, "generator": now.generator}, {**info, **words}
+        if now.metric is not None:
+            other, words = of_shape(now.metric[0], "formed")
+            tensors, info = {**tensors, **other, "formed generator": now.metric[2]}, {**info, **words}
+            info["formed in"] = _name(now.metric[1])
+        info["ladder"] = {name: getattr(self, name) for name in KEPT} | {
+            "dtype": _name(self.dtype), "before": before, "free": not isinstance(self.shape, Thin),
+            "weighed": self.model.problem is not self.problem, "strategy": self.strategy.state()}
+        info["now in"] = {name: getattr(now, name) for name in NOW} | {"inner": _name(now.inner)}
+        self.snapshot.keep(tensors, info)
+
+    def went_on(self) -> tuple[float, Midway | None]:
+        """Where a snapshot says that it was."""
+        if self.kept is None:
+            return self.residual, None
+        tensors, info = self.kept
+        said, now, device = info["ladder"], info["now in"], self.source.device
+        for name in KEPT:
+            setattr(self, name, said[name])
+        left, creeping, residual, other = self.left, self.creeping, self.residual, self.other
+        self.dtype = getattr(torch, said["dtype"])
+        self.strategy.restore(said["strategy"])
+        self.place(shape_of(tensors, info, "begin", device))
+        if said["weighed"]:
+            self.strategy.weigh_again(self)
+        self.left, self.creeping, self.residual, self.other = left, creeping, residual, other
+        formed = None
+        if "formed" in info:
+            formed = (shape_of(tensors, info, "formed", device), getattr(torch, info["formed in"]),
+                      tensors["formed generator"].cpu())
+        numbers = {name: now[name] for name in NOW if name != "history"}
+        return said["before"], Midway(
+            shape_of(tensors, info, "now", device), tuple(now["history"]), **numbers,
+            inner=getattr(torch, now["inner"]), generator=tensors["generator"].cpu(), metric=formed)
+
     def candidate(self, reason: str) -> Candidate:
         """What was reached, looked at on all sequences that select."""
         point, (rank, out_rank) = self.point, _ranks(self.shape)
         return Candidate(point.Theta.double(), point.W.double(), point.offset.double(), self.residual,
                          self.error_of(point, everywhere=True), reason, self.count, self.problem.equations, rank,
                          self.products, out_rank)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _ranks(shape: Any) -> tuple[int | None, int | None]:

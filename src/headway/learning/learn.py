@@ -15,12 +15,16 @@ import numpy as np
 import torch
 
 from headway.core import checks
+from headway.core.budget import BUDGET, Budget, in_words, size_of, within
+from headway.core.devices import give_back, held, peak
 from headway.core.examples import Examples, keys_of_their_own
 from headway.core.forms import Form
 from headway.core.layer import of_softmax
 from headway.core.names import BASELINES, LINEAR
 from headway.core.oracle import Oracle
 from headway.core.results import Fit, NotLearnedError
+from headway.core.shards import Shards
+from headway.core.sources import Answers
 from headway.core.words import data_of, form_from
 from headway.learning import baselines
 from headway.learning.candidate import Candidate
@@ -29,7 +33,7 @@ from headway.learning.formed_learn import Clock, Wanted, learn_form
 from headway.learning.kept import everywhere, finish, kept_in, with_ranks
 from headway.learning.linear_verdict import learn_linear
 from headway.learning.loop import Asked, Loop, Progress
-from headway.learning.parts import Parted
+from headway.learning.parts import Parted, store_of
 from headway.learning.settings import Auto, Sculpt, Settings, resolved
 from headway.learning.source import spaced
 from headway.learning.verdict import conclude
@@ -50,6 +54,7 @@ def learn(
     seed: int = 0,
     device: torch.device | str | None = None,
     run: str | os.PathLike[str] | Run | None = None,
+    memory: int | str | None = None,
     strict: bool = False,
     progress: Progress | None = None,
 ) -> Fit:
@@ -87,6 +92,11 @@ def learn(
     ("why": it was chosen; "before": what the last one found); if it has a method ``finished``, that is called with
     the fit. ``headway.TensorBoard(folder)`` is one.
 
+    memory: bytes, or words such as "8GiB", that the process is kept under as long as it learns (each process, where
+    there are several); on a CPU, for plain scores and the same methods. Under a limit fewer sequences are held, so
+    that other ones may be fitted: it belongs to the run as the seed does. One that is too small for the layer is
+    refused. ``fit.stats["peak_memory"]`` is what it came to.
+
     In a torch.distributed group of several processes all call this with the same arguments and work on one fit:
     each reads its own shards (or a part of what all have in memory), and gets the fit of one process. Rank 0 keeps
     the run and reports. Plain scores and the methods "auto", "moments", "factors" and "starts" can be learned so;
@@ -99,37 +109,74 @@ def learn(
     >>> fit.layer.heads, fit.status.kind
     (2, 'recovered')
     """
-    group = ranks()
+    group, limit = ranks(), size_of("memory", memory)
     if isinstance(examples, Oracle):
+        _unlimited(limit, "examples", "examples that are there, such as headway.ask(f, plan='random')")
         _one_process(group, "examples", "examples that are there, such as headway.ask(f, plan='random')")
         return _asked(examples, form, heads, method, rank, seconds, seed, device, run, strict, progress)
     if not (isinstance(form, str) and form == "plain"):
+        _unlimited(limit, "form", "form='plain' (--form plain)")
         _one_process(group, "form", "form='plain' (--form plain), the only one that several processes share so far")
         return _any_form(examples, form, heads, method, rank, seconds, seed, device, run, strict, progress)
     settings = resolved(method)
     wanted = checks.count_or("heads", heads, "auto")
     rank = checks.count_or("rank", rank, "auto", None)
     if isinstance(settings, Sculpt) or settings.method in BASELINES:
+        _unlimited(limit, "method", "method='auto', 'moments', 'factors' or 'starts'")
         _one_process(group, "method", "method='auto', 'moments', 'factors' or 'starts'")
     if not group.alone and isinstance(examples, Examples):
         examples, progress = Parted(examples, group), progress if group.rank == 0 else None
     _check(examples, settings, wanted, rank, seconds, seed)
     options = {"heads": wanted, "method": settings.method, "rank": rank, "seconds": seconds, "seed": int(seed),
-               "device": None if device is None else str(device), **settings.options()}
+               "device": None if device is None else str(device), **settings.options(),
+               **({} if limit is None else {"memory": limit})}
+    budget = BUDGET if limit is None else _budget(limit, examples, device)
     kept, finished = kept_in(run, examples, options, settings)
     if finished:
         fit = everywhere(examples, lambda: kept.fit() if kept is not None else None)
     else:
-        own = settings if isinstance(settings, Auto) else Auto()
+        own, before = settings if isinstance(settings, Auto) else Auto(), peak().get("host", 0)
         asked = Asked(settings.method, wanted if isinstance(wanted, int) else None, rank, own.max_heads, own.starts,
                       own.limit, seconds, int(seed))
-        loop = Loop(examples, asked, device, kept, progress)
+        loop = Loop(examples, asked, device, kept, progress, budget=budget)
         made = replace(_learned(loop, settings), settings=options, seed=int(seed))
-        made = with_ranks(made, examples)
+        made = _said(with_ranks(made, examples), limit, before)
         fit = everywhere(examples, lambda: made, made.layer.Theta.device)
         if run is not None:
             finish(kept, fit, examples)
     return _ended(fit, strict, progress)
+
+
+def _unlimited(limit: int | None, name: str, hint: str) -> None:
+    """Refuse a limit where it would not be kept."""
+    if limit is not None:
+        checks.refuse("memory", f"nothing with this {name}, whose learner keeps to no limit", in_words(limit),
+                      f"leave it out, or {hint}")
+
+
+def _budget(limit: int, examples: Examples, device: torch.device | str | None) -> Budget:
+    """What there is to work with under this limit on every process."""
+    store = store_of(examples)
+    if isinstance(store, Answers):
+        checks.refuse("memory", "nothing with a black box that may be asked for more: what it takes to answer is "
+                      "its own", in_words(limit), "leave it out, or fresh=False")
+    where = torch.device(device) if device is not None else store.device
+    if where.type != "cpu":
+        checks.refuse("memory", "nothing where it learns on another device than the CPU: there no limit is kept",
+                      in_words(limit), "leave it out, or device='cpu'")
+    first = store.take([0]) if len(store) and not isinstance(store, Shards) else None
+    each = 0 if first is None else sum(part.nbytes for part in (first.X, first.Y, *first.beside().values()))
+    give_back()  # what was freed is not held
+    return within(limit, each * len(store), len(store), held())
+
+
+def _said(fit: Fit, limit: int | None, before: int) -> Fit:
+    """With a word about a limit that was not kept; ``before``: the peak when the learner began."""
+    came_to = fit.stats["peak_memory"].get("host", 0)
+    if limit is None or came_to <= max(limit, before):
+        return fit
+    words = f" It held {in_words(came_to)} at its peak, more than the {in_words(limit)} it was to be kept under."
+    return replace(fit, status=replace(fit.status, sentence=fit.status.sentence + words))
 
 
 def _one_process(group: Alone, name: str, hint: str) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.core import checks
+from headway.core.budget import BUDGET, Budget
 from headway.core.counting import Size
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
@@ -33,6 +34,7 @@ from headway.learning.parts import ranks_of
 from headway.learning.policy import End, Facts, Rules, plan
 from headway.learning.polish import polish
 from headway.learning.refine import refine_factors
+from headway.learning.snapshots import Snapshot
 from headway.learning.source import Source, Split, find_frame, spaced
 from headway.learning.starts import moments, random, unmix
 from headway.learning.starts.descent import LOOK, STEPS, Factors, descended, whitened
@@ -62,6 +64,7 @@ class Loop:
     def __init__(
         self, examples: Examples, asked: Asked, device: torch.device | str | None = None, run: Run | None = None,
         progress: Progress | None = None, rules: Rules | None = None, parts: Split | None = None,
+        budget: Budget = BUDGET,
     ) -> None:
         self.examples, self.asked, self.run, self.progress = examples, asked, run, progress
         self.rules = rules or Rules()
@@ -79,8 +82,9 @@ class Loop:
         self.why = ""  # the action under way was chosen
         self.prefix = ""  # of the names its stages are kept under, where a run has more than one loop
         self.report(None)
-        self.source = Source(examples, device, parts)
-        frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device)
+        budget.need(80.0 * examples.width**2, f"tokens of width {examples.width}")
+        self.source = Source(examples, device, parts, budget)
+        frame = self.source.frame = find_frame(examples, self.source.fit, self.source.device, budget=budget)
         self.floor = floor_of(examples.dtype)
         self.size = Size(self.source.d, examples.out_width, examples.length, examples.mask,
                          asked.rank if isinstance(asked.rank, int) else None)
@@ -117,6 +121,7 @@ class Loop:
         self.current = {"stage": name, "heads": heads, "why": why, "most": most, "before": self.trace[-1]}
         self.report(None)
         begun = time.perf_counter()
+        self.source.budget.tidy()
         self.curve = []
 
         def timed() -> Stage:
@@ -144,6 +149,9 @@ class Loop:
 
         info, tensors = self.ranks.led(kept)
         return dict(tensors), info
+
+    def _snapshot(self, name: str) -> Snapshot:
+        return Snapshot(self.run, self.prefix + name, self.ranks)
 
     def _same(self, value: Any) -> Any:
         """What rank 0 found, where all looked at the same."""
@@ -290,7 +298,7 @@ class Loop:
 
         def compute() -> Stage:
             found = descended(self.source, rung.heads, rung.q, rung.p, rung.decay, draw, self.report,
-                              pulse=self.pulse, already=self.asked_more)
+                              pulse=self.pulse, already=self.asked_more, snapshot=self._snapshot(action.name))
             if found.reason == "time":  # no finished stage: with more time a run begins it again
                 self.asked_more += found.asked
                 assert self.source.frame is not None
@@ -326,7 +334,7 @@ class Loop:
             everything = len(self.source.fit) if action.everything else self.facts.rows_for(m, action.times)
             found = polish(self.source, begin, everything, rank=None if action.free else self.asked.rank,
                            generator=self.generator(action.name), exact=action.everything, limit=limit,
-                           report=self.report, pulse=self.pulse)
+                           report=self.report, pulse=self.pulse, snapshot=self._snapshot(action.name))
             return self._ended(found, limit).stage()
 
         heads = len(Theta) - action.drop + (action.grow is not None)
@@ -338,7 +346,8 @@ class Loop:
             limit = self.asked.limit if action.limit is None else action.limit
             done = refine_factors(
                 self.source, whitened(self.factors[action.base], self.source.frame),
-                generator=self.generator(action.name), limit=limit, report=self.report, pulse=self.pulse)
+                generator=self.generator(action.name), limit=limit, report=self.report, pulse=self.pulse,
+                snapshot=self._snapshot(action.name))
             if done.reason == "time":  # no finished stage: with more time a run goes on from the descent
                 self._add(action.name, done)
                 raise OutOfTimeError

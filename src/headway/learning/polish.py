@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from headway.learning.gauss_newton import NEAR
 from headway.learning.ladder import CLOSE, Ladder, Pace, Strategy
 from headway.learning.ranks import NARROW, numerical_rank, visible_rank, visible_rank_with_bias
 from headway.learning.shapes import Factored, Full, Shape
+from headway.learning.snapshots import NONE, Snapshot
 from headway.learning.source import Source, spaced
 from headway.learning.starts.unmix import WIDE
 from headway.linalg.projected import evaluate
@@ -36,6 +38,12 @@ class ReadRank(Strategy):
     @property
     def pace(self) -> Pace:
         return Pace(targets=(LOOK, CLOSE), careful=True)
+
+    def state(self) -> dict[str, Any]:
+        return vars(self)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     def before(self, at: Ladder) -> None:
         if self.reading and isinstance(at.shape, Full) and at.residual < NARROW:
@@ -71,15 +79,18 @@ def polish(
     limit: int = 100,
     report: Report | None = None,
     pulse: Callable[[], None] | None = None,
+    snapshot: Snapshot = NONE,
 ) -> Candidate:
     """From a start near the truth to the least squares solution on ``sequences`` sequences, more if they do not
     determine it. Thin factors need fewer and begin with those, unless ``exact``.
     """
-    if rank is not None and source.d >= EARLY:
+    kept = snapshot.found()
+    free = kept is not None and bool(kept[1]["ladder"]["free"])  # it was past the thin factors
+    if rank is not None and source.d >= EARLY and not free:
         thin = thin_start(source, Theta, rank)
         if thin is not None:
             at = Ladder(source, thin, Fixed(), generator, sequences=sequences if exact else None, limit=limit,
-                        report=report, pulse=pulse)
+                        report=report, pulse=pulse, snapshot=snapshot, kept=kept)
             reason = at.climb()
             if at.residual <= NEAR or source.d >= WIDE or rank != "auto":
                 return at.candidate(reason)
@@ -87,7 +98,7 @@ def polish(
     start = Theta.to(torch.float32)
     shape: Shape = Factored.of(start, rank) if isinstance(rank, int) else Full(start)
     at = Ladder(source, shape, ReadRank(rank == "auto"), generator, sequences=sequences, limit=limit,
-                report=report, pulse=pulse)
+                report=report, pulse=pulse, snapshot=snapshot, kept=kept if free else None)
     return at.candidate(at.climb())
 
 

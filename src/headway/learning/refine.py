@@ -33,6 +33,7 @@ from headway.learning.prune import (
 )
 from headway.learning.ranks import NARROW
 from headway.learning.saturated import balanced, saturated
+from headway.learning.snapshots import NONE, Snapshot
 from headway.learning.source import Source
 from headway.learning.thin import ThinModel
 from headway.linalg.thin import Thin
@@ -130,6 +131,17 @@ class Cuts(Strategy):
         heads, self.refused = len(at.shape.value), math.inf
         self.cut(at)
         return len(at.shape.value) < heads
+
+    def state(self) -> dict[str, Any]:
+        found = {name: value for name, value in vars(self).items() if name != "failed"}
+        return {**found, "failed": [[*columns, left] for columns, left in self.failed.items()]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.failed = {(wide, narrow): left for wide, narrow, left in state["failed"]}
+
+    def weigh_again(self, at: Ladder) -> None:
+        at.solve_on(balanced(at.problem, at.shape.V, ThinModel(at.problem).evaluate(at.shape)))
 
     def soften(self, at: Ladder) -> None:
         """Scores of saturated heads as small as costs little.
@@ -278,12 +290,13 @@ def widened(shape: Thin, q: int, p: int, generator: torch.Generator) -> Thin:
 def refine_factors(
     source: Source, shape: Thin, *, generator: torch.Generator, limit: int = 100,
     report: Callable[[float], None] | None = None, pulse: Callable[[], None] | None = None,
-    log: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None, snapshot: Snapshot = NONE,
 ) -> Candidate:
     """The least-squares solution from ``shape`` on, with as few heads and columns as it takes; out of time, what
     was reached, with the reason "time"."""
     cuts = Cuts()
-    found = _climbed(Ladder(source, shape, cuts, generator, limit=limit, report=report, pulse=pulse, log=log))
+    found = _climbed(Ladder(source, shape, cuts, generator, limit=limit, report=report, pulse=pulse, log=log,
+                            snapshot=snapshot, kept=snapshot.found()))
     if cuts.softened and found.reason != "time" and found.error > FITTED:
         # Scores made smaller may lead into another basin: once more with those that were found.
         other = _climbed(Ladder(source, shape, Cuts(softening=False), generator, limit=limit, report=report,

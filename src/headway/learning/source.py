@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from headway.core import attention, checks
-from headway.core.devices import room
+from headway.core.budget import BUDGET, Budget
 from headway.core.examples import Examples
 from headway.core.layer import AttentionLayer
 from headway.learning.parts import Parted, Sample, own_of, ranks_of, store_of
@@ -36,10 +36,9 @@ LARGE = 6.0  # times the median size of labels
 GAP = 1.25  # ratio by which what stands out is apart from the rest
 FEW = 0.06  # part of the sequences that may stand out
 FRAME_SEQUENCES = 16384
+LOOKED = 1024  # sequences looked through at a time
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FAR = 1e3  # deviations from zero beyond which labels are centred
-CHUNK = 48 << 20  # bytes of one intermediate (n, k, m, d)
-ROWS = 768 << 20  # bytes of tokens and labels held for a solve
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,9 @@ class Frame:
         return AttentionLayer(Theta, W, u, offset, mask)
 
 
-def find_frame(examples: Examples, index: np.ndarray, device: torch.device, centred: bool = True) -> Frame:
+def find_frame(
+    examples: Examples, index: np.ndarray, device: torch.device, centred: bool = True, budget: Budget = BUDGET
+) -> Frame:
     """Mean and covariance of the tokens; no change of coordinates where they are white within sampling error.
     Without ``centred`` zero stays zero, μ = 0, and L is that of the second moments.
 
@@ -90,15 +91,15 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device, cent
     """
     d = examples.width
     chosen = spaced(index, min(len(index), FRAME_SEQUENCES))
-    _refuse_sizes(examples, chosen, device)
+    _refuse_sizes(examples, chosen, device, budget)
     first = examples.take(chosen[:1])
     zero = torch.zeros(d, dtype=torch.float64, device=device)
     eye = torch.eye(d, dtype=torch.float64, device=device)
     near = first.X.reshape(-1, d)[0].to(device, torch.float64)  # any point among the tokens: sums stay small
     near = near if centred else zero
-    N, mean, covariance = _spread_of(examples, chosen, device, near, eye, centred)
+    N, mean, covariance = _spread_of(examples, chosen, device, near, eye, centred, budget)
     mean = mean + near
-    scale, label = _label_scale(examples, chosen, first, device)
+    scale, label = _label_scale(examples, chosen, first, device, budget)
     noise = 8.0 / math.sqrt(N)
     if float(mean.abs().max()) < noise and float((covariance - eye).abs().max()) < noise:
         return Frame(zero, eye, eye, scale, True, label)
@@ -109,7 +110,7 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device, cent
     values, vectors = torch.linalg.eigh(covariance / each / each.unsqueeze(1))
     root = values.clamp_min(clamp * float(values[-1])).sqrt()
     back, out = (vectors / root).T / each, each.unsqueeze(1) * (vectors * root)
-    _, shift, rest = _spread_of(examples, chosen, device, mean, back, centred)
+    _, shift, rest = _spread_of(examples, chosen, device, mean, back, centred, budget)
     values, vectors = torch.linalg.eigh(rest)
     alive = values > max(0.25 * smallest / clamp, 1e-14)  # the least that sums in float64 can tell from nothing
     root, E = values[alive].sqrt(), vectors[:, alive]
@@ -125,21 +126,30 @@ def find_frame(examples: Examples, index: np.ndarray, device: torch.device, cent
     return Frame(mean, out, back, scale, False, label)
 
 
-def _parts(examples: Examples, chosen: np.ndarray, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def _parts(
+    examples: Examples, chosen: np.ndarray, device: torch.device, budget: Budget = BUDGET
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and labels of these sequences, of a rank its own, filling left out, in float64."""
     chosen, store = own_of(examples, chosen), store_of(examples)
-    for start in range(0, len(chosen), 1024):
-        part = store.take(chosen[start : start + 1024])
+    size = budget.some(LOOKED, bytes_of(examples))
+    for start in range(0, len(chosen), size):
+        budget.tidy()
+        part = store.take(chosen[start : start + size])
         rows = slice(None) if part.padding is None else ~part.padding.reshape(-1)
         yield (part.X.reshape(-1, part.width)[rows].to(device, torch.float64),
                part.Y.reshape(-1, part.out_width)[rows].to(device, torch.float64))
 
 
-def _refuse_sizes(examples: Examples, chosen: np.ndarray, device: torch.device) -> None:
+def bytes_of(examples: Examples) -> int:
+    """Of one sequence in float64."""
+    return 8 * examples.length * (examples.width + examples.out_width)
+
+
+def _refuse_sizes(examples: Examples, chosen: np.ndarray, device: torch.device, budget: Budget) -> None:
     """Numbers whose squares leave the range of float64."""
     peaks, ranks = {"X": 0.0, "Y": 0.0}, ranks_of(examples)
     with ranks.together():
-        for x, y in _parts(examples, chosen, device):
+        for x, y in _parts(examples, chosen, device, budget):
             peaks = {"X": max(peaks["X"], float(x.abs().max())), "Y": max(peaks["Y"], float(y.abs().max()))}
     for what, peak in peaks.items():
         peak = ranks.largest(peak)
@@ -149,7 +159,8 @@ def _refuse_sizes(examples: Examples, chosen: np.ndarray, device: torch.device) 
 
 
 def _spread_of(
-    examples: Examples, chosen: np.ndarray, device: torch.device, near: Tensor, back: Tensor, centred: bool
+    examples: Examples, chosen: np.ndarray, device: torch.device, near: Tensor, back: Tensor, centred: bool,
+    budget: Budget,
 ) -> tuple[int, Tensor, Tensor]:
     """Rows, mean and covariance of (x − near) · backᵀ; with second moments about zero, which counts as the mean,
     unless ``centred``."""
@@ -157,7 +168,7 @@ def _spread_of(
     N, total = 0, torch.zeros(d, dtype=torch.float64, device=device)
     squares = torch.zeros(d, d, dtype=torch.float64, device=device)
     with ranks.together():
-        for x, _ in _parts(examples, chosen, device):
+        for x, _ in _parts(examples, chosen, device, budget):
             z = (x - near) @ back.T
             N, total, squares = N + len(z), total + z.sum(0), squares + z.T @ z
     N, total, squares = ranks.totals(N, total, squares)
@@ -166,7 +177,7 @@ def _spread_of(
 
 
 def _label_scale(
-    examples: Examples, chosen: np.ndarray, first: Examples, device: torch.device
+    examples: Examples, chosen: np.ndarray, first: Examples, device: torch.device, budget: Budget
 ) -> tuple[float, Tensor | None]:
     """The labels' deviation as a power of two, and their mean where it is so much larger that sums of squares would
     lose what varies. Sums are of differences from the first label: they stay small."""
@@ -174,7 +185,7 @@ def _label_scale(
     total = torch.zeros(examples.out_width, dtype=torch.float64, device=device)
     near = next(_parts(first, np.arange(1), device))[1][0]
     with ranks.together():
-        for _, y in _parts(examples, chosen, device):
+        for _, y in _parts(examples, chosen, device, budget):
             largest = max(largest, float(y.abs().max()))
             y = y - near
             N, total, squares = N + len(y), total + y.sum(0), squares + float(y.square().sum())
@@ -219,17 +230,17 @@ class Split:
         return Split(self.fit[kept], select, self.judge, np.union1d(self.aside, aside), self.kinds[kept])
 
 
-def split(examples: Examples) -> Split:
+def split(examples: Examples, budget: Budget = BUDGET) -> Split:
     n = len(examples)
     everything = np.arange(n)
     if n > CHECKED:  # a list as long is taken to have no repeats
         looked = spaced(everything, CHECKED)
-        _, sizes = _prints(examples, looked)
+        _, sizes = _prints(examples, looked, budget)
         aside = looked[far_out(sizes**2, times=LARGE)]
         kinds = np.delete(everything, aside)
         group = np.arange(len(kinds))
     else:
-        prints, sizes = _prints(examples, everything)
+        prints, sizes = _prints(examples, everything, budget)
         aside = np.flatnonzero(far_out(sizes**2, times=LARGE))
         kinds = np.delete(everything, aside)
         first, group = np.unique(prints[kinds], return_index=True, return_inverse=True)[1:]
@@ -258,14 +269,16 @@ def prints_of(X: Tensor) -> np.ndarray:
     return found
 
 
-def _prints(examples: Examples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _prints(examples: Examples, index: np.ndarray, budget: Budget) -> tuple[np.ndarray, np.ndarray]:
     """Of every sequence a number that equal tokens share, and the size of its labels."""
-    first = examples.take(spaced(index, min(len(index), 256)))
+    size = budget.some(LOOKED, bytes_of(examples))
+    first = examples.take(spaced(index, min(len(index), 256, size)))
     middle = first.Y.double().flatten(0, 1).median(0).values
     prints, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     ranks, own = ranks_of(examples), own_of(examples, index)
     with ranks.together():
-        for at in np.array_split(own, math.ceil(len(own) / 1024)) if len(own) else ():
+        for at in np.array_split(own, math.ceil(len(own) / size)) if len(own) else ():
+            budget.tidy()
             part = store_of(examples).take(at)
             prints.append(prints_of(part.X))
             Y = part.Y.double() - middle
@@ -315,10 +328,11 @@ class Source:
     """Working rows of a set of examples."""
 
     def __init__(
-        self, examples: Examples, device: torch.device | str | None = None, parts: Split | None = None
+        self, examples: Examples, device: torch.device | str | None = None, parts: Split | None = None,
+        budget: Budget = BUDGET,
     ) -> None:
-        self.examples = examples
-        self.parts = split(examples) if parts is None else parts
+        self.examples, self.budget = examples, budget
+        self.parts = split(examples, budget) if parts is None else parts
         self.device = examples.device if device is None else torch.device(device)
         self.frame: Frame | None = None
 
@@ -388,6 +402,7 @@ class Source:
         if not len(index) and isinstance(self.examples, Parted):
             yield self.nothing(dtype)
         for start in range(0, len(index), size):
+            self.budget.tidy()
             yield self.rows(index[start : start + size], dtype)
 
     def nothing(self, dtype: torch.dtype) -> Rows:
@@ -398,16 +413,30 @@ class Source:
     def problem(self, index: np.ndarray, heads: int, dtype: torch.dtype) -> Problem:
         with self.ranks.together():
             chunks = tuple(self.stream(index, heads, dtype))
-        return Problem(chunks, ranks=self.ranks)
+        return Problem(chunks, ranks=self.ranks, budget=self.budget)
 
     def chunk(self, heads: int) -> int:
         k = self.examples.length
-        return max(1, room(self.device, CHUNK) // (8 * k * heads * max(self.d, k)))
+        return max(1, self.budget.at(self.device, "chunk") // (8 * k * heads * max(self.d, k)))
 
     def most(self) -> int:
         """Sequences that may be held at once for a solve, in both precisions."""
         each = 12 * self.examples.length * (self.d + self.examples.out_width)
-        return max(16, room(self.device, ROWS) // each)
+        return max(16, self.budget.at(self.device, "rows") // each)
+
+    def most_thin(self, m: int, q: int, p: int) -> int:
+        """The same for heads in thin factors, with what they keep: queries, keys, values and patterns."""
+        k = self.examples.length
+        each = 12 * m * k * (2 * q + p + k)
+        return min(self.most(), max(16, self.budget.at(self.device, "kept") // each))
+
+    def afford(self, m: int, features: int, thin: bool) -> None:
+        """Refuse a limit of memory that m heads do not fit under, whatever the rows: matrices of features, vectors
+        of unknowns, and of every head some d × d."""
+        d, e = self.d, self.examples.out_width
+        each = 8 * d * (d + 1) * (14 if thin else 24)
+        size = 8.0 * (5 * features**2 + 4 * features * e) + m * each
+        self.budget.need(size, f"{m} head{'s' * (m != 1)} of width {d}")
 
     def answer(self, rows: Rows, Theta: Tensor, W: Tensor, offset: Tensor) -> Tensor:
         """F(X) in working coordinates."""

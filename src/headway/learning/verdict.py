@@ -24,6 +24,7 @@ import torch
 from headway.core.convert import key_groups, ranks
 from headway.core.counting import Size
 from headway.core.devices import peak
+from headway.core.factored import in_factors
 from headway.core.layer import AttentionLayer
 from headway.core.results import Fit, Status
 from headway.core.sources import Answers
@@ -64,6 +65,8 @@ def conclude(loop: Loop, best: Candidate, structured: bool, cause: str = "") -> 
         # Read off a rough estimate; now they can be counted.
         exact = ranks(layer, max(1e-9, 1e3 * error))
         best = replace(best, rank=exact[0], out_rank=exact[1])
+        if best.rank is not None and best.out_rank is not None:
+            layer = in_factors(layer, best.rank, best.out_rank)
     shown = replace(best, Theta=plain.augmented, W=plain.W, offset=plain.offset)
     known = _known(loop, shown, error) if error <= max(loop.floor, FITTED) else None
     size = replace(loop.size, rank=best.rank, out_rank=best.out_rank)

@@ -25,7 +25,6 @@ from headway.linalg.thin import Thin, ThinPoint, ThinProducts
 EMPTY = 1e-9  # eigenvalue of S_i or M_i, relative to their mean, below which a direction is not there
 FAINT = 1e-16  # the same for M_i, relative to the largest head: rounding shows no less
 RANK = 1e-9  # singular value, relative to the largest, above which a direction counts to the rank
-PIECE = 1 << 23  # numbers held at once while C is formed
 
 
 class White(Protocol):
@@ -168,7 +167,7 @@ class FreeWhite(Products):
             asking = attention.queries(rows.X, self.Theta)
             asking = asking if rows.valid is None else asking * rows.valid
             widest = max(d * k, d * self.W.shape[2], r * H.shape[1], r * r, d * d)
-            step = max(1, PIECE // (k * m * widest))
+            step = max(1, self.problem.budget.dense // (8 * k * m * widest))
             for at in range(0, len(rows.X), step):
                 some = slice(at, at + step)
                 yield P[some], H[at * k : (at + step) * k], rows.X[some], asking[some].flatten(0, 1)

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
-from headway.core.devices import normal, room
+from headway.core.budget import BUDGET, Budget
+from headway.core.devices import normal
 from headway.linalg.totals import ALONE, Alone
-
-CACHE = 1 << 30  # bytes of patterns and features kept between products; beyond it they are recomputed
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ class Problem:
     offset: bool = True
     own: bool = False
     ranks: Alone = ALONE
+    budget: Budget = BUDGET
 
     @property
     def dtype(self) -> torch.dtype:
@@ -178,7 +178,7 @@ def evaluate(problem: Problem, Theta: Tensor) -> Point:
     size = (m + problem.own) * d + problem.offset
     e = problem.chunks[0].Y.shape[2]
     width = Theta.element_size() * (size + m * problem.chunks[0].X.shape[1])
-    keep = problem.rows * width <= room(Theta.device, CACHE)
+    keep = problem.rows * width <= problem.budget.at(Theta.device, "cache")
     G, R = Theta.new_zeros(size, size), Theta.new_zeros(size, e)
     kept: list[tuple[Tensor, Tensor]] = []
     for rows in problem.chunks:

@@ -136,7 +136,7 @@ OPTIONS = {
     "seconds": either(NUMBER, one_of(None)), "seed": WHOLE, "device": either(TEXT, one_of(None))}
 # Settings of one learner or another.
 OWN = {"search": one_of(*SEARCHES), "polish": FLAG, "max_heads": WHOLE, "starts": WHOLE, "limit": WHOLE,
-       "form": either(_form, one_of("auto", *LINEAR))}
+       "memory": WHOLE, "form": either(_form, one_of("auto", *LINEAR))}
 CONFIG = record({"kind": one_of(RUN)}, {
     "command": TEXT, "examples": TEXT, "digest": _hex, "options": record(OPTIONS, OWN),
     "more": record({}, {"truth": _hex, "thresholds": mapping(_anything), "fresh": either(WHOLE, FLAG)}),

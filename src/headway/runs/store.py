@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -128,7 +129,7 @@ class Run:
                 shown = described if name == "form" else repr
                 checks.refuse("run", f"{name}={shown(value)}, as {self.path} began", f"{name}={shown(other)}",
                               "the same setting, or another folder")
-        extra = set(own.get("more", {})) - set(mine.get("more", {}))
+        extra = {*own.get("more", {}), *_fixed(own["options"])} - {*mine.get("more", {}), *mine["options"]}
         if extra:
             checks.refuse("run", f"no {sorted(extra)[0]}, as {self.path} began", "one", "another folder")
         if self.out_of_time:
@@ -161,6 +162,7 @@ class Run:
             self.begin()
             path.parent.mkdir(exist_ok=True)
             write_tensors(path, tensors, {"info": json.dumps(info), "config": self._digest()})
+        self._drop_snapshot(name)
         try:
             tensors, meta = read_tensors(path)
             info = json.loads(meta.get("info", ""))
@@ -171,6 +173,38 @@ class Run:
             checks.refuse(str(path), "a stage made with this run's config.json", "one made with other settings",
                           "headway learn afresh")
         return {part: tensor.clone() for part, tensor in tensors.items()}, info
+
+    # -- inside a stage -------------------------------------------------------------------------------------
+
+    def _snapshot(self, stage: str) -> Path:
+        return self.path / "snapshots" / f"{stage}.safetensors"
+
+    def keep_snapshot(self, stage: str, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+        """Where a stage stands that is not finished, in the place of what was kept before."""
+        self.begin()
+        path = self._snapshot(stage)
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, tensors, {"info": json.dumps(dict(info)), "config": self._digest()})
+
+    def snapshot(self, stage: str) -> Stage | None:
+        """What was kept of it; none where there is none that can be read and is of these settings: then the stage
+        begins again, which leads to the same."""
+        path = self._snapshot(stage)
+        if not path.exists():
+            return None
+        try:
+            tensors, meta = read_tensors(path)
+            info = json.loads(meta.get("info", ""))
+        except ValueError:
+            return None
+        whole = meta.get("config") == self._digest() and isinstance(info, dict)
+        return ({part: tensor.clone() for part, tensor in tensors.items()}, info) if whole else None
+
+    def _drop_snapshot(self, stage: str) -> None:
+        path = self._snapshot(stage)
+        path.unlink(missing_ok=True)
+        if path.parent.exists() and not any(path.parent.iterdir()):
+            path.parent.rmdir()
 
     def _digest(self) -> str:
         """Of what the stages depend on: not where the examples lie, nor how long the run may take and on what."""
@@ -185,6 +219,7 @@ class Run:
         """Write the layer and what it was learned from, as hashes of the sequences; then the manifest: a run
         without a manifest is not finished. ranks: what each had of the examples, where there were several."""
         self.begin()
+        shutil.rmtree(self.path / "snapshots", ignore_errors=True)  # of stages that this end did without
         if seen is not None:
             write_tensors(self.path / SEEN, {"hashes": torch.from_numpy(seen)}, {})
         save_layer(self.path / "layer.safetensors", fit.layer)

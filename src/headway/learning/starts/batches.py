@@ -24,11 +24,11 @@ from torch import Tensor
 from headway.core.examples import BLOCK, Examples
 from headway.core.sources import Answers
 from headway.learning.parts import own_of, store_of
-from headway.learning.source import Source, prints_of, spaced
+from headway.learning.source import Source, bytes_of, prints_of, spaced
 from headway.linalg.totals import ALONE, Alone
 
 Model = Callable[[Any, Sequence[Tensor], Tensor | None], Tensor]  # F(X) from inputs, the unknowns and what is seen
-PIECE = 16 << 20  # bytes read at once from a long list
+LOOKED = 512  # sequences of which the error is found at a time
 AHEAD = 2  # pieces read and not yet used
 MET = {"cuda": 8, "cpu": 1}  # times a sequence is met before another takes its place: a GPU outruns the files
 
@@ -103,7 +103,7 @@ class Table:
 
     @torch.no_grad()
     def error(
-        self, model: Model, values: Sequence[Tensor], sequences: int = 512, ranks: Alone = ALONE
+        self, model: Model, values: Sequence[Tensor], sequences: int = LOOKED, ranks: Alone = ALONE
     ) -> float:
         """Mean square error of a model, in pieces that fit."""
         total = 0.0
@@ -169,6 +169,22 @@ class Batches:
         """Whether sequences have been met more than once, on average. Until then none is known by heart."""
         return self.used > self.different
 
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Where it is: with ``restore`` the batches to come are the same."""
+        parts = {"order": self.order, "index": self.index, "generator": self.generator.get_state()}
+        said: dict[str, Any] = {"used": self.used, "fed": self.fed}
+        if isinstance(self.feed, Reader):
+            parts["slots"], said["place"] = self.feed.slots, list(self.feed.place)
+        return parts, said
+
+    def restore(self, parts: dict[str, Tensor], said: dict[str, Any]) -> None:
+        """The table is filled again by whoever makes it (Reader.again)."""
+        self.order = parts["order"].to(self.order.device)
+        if len(parts["index"]) == len(self.index):  # a captured graph reads it where it is
+            self.index.copy_(parts["index"])
+        self.generator.set_state(parts["generator"].cpu())
+        self.used, self.fed = said["used"], said["fed"]
+
     def _replace(self, feed: Feed) -> None:
         at = 0
         while at < self.turnover:
@@ -176,6 +192,7 @@ class Batches:
             if new is None:
                 break
             self.table.put(self.index[at : at + len(new.X)], new)
+            feed.put_at(self.index[at : at + len(new.X)])
             at += len(new.X)
         self.fed += at
 
@@ -250,16 +267,23 @@ class Feed(ABC):
             part = self.piece()
             if part is None:
                 return None
-            rows = self.source.rows_of(part, torch.float32)
-            self.left = Table(rows.X, rows.Y, rows.see, rows.valid,
-                              *(getattr(rows, name, None) for name in ("Z", "here", "there")))
+            self.left = self.table(part)
         whole, n = self.left, len(self.left.X)
         self.left = whole.part(most, n) if most < n else None
         return whole.part(0, min(most, n))
 
+    def table(self, part: Examples) -> Table:
+        """These examples in the coordinates of the source."""
+        rows = self.source.rows_of(part, torch.float32)
+        return Table(rows.X, rows.Y, rows.see, rows.valid,
+                     *(getattr(rows, name, None) for name in ("Z", "here", "there")))
+
     @abstractmethod
     def piece(self) -> Examples | None:
         """The next sequences as they are stored or answered; None when there are no more."""
+
+    def put_at(self, index: Tensor) -> None:  # noqa: B027 - only one that can give them again has to know
+        """Where in the table the sequences given last were put."""
 
     def close(self) -> None:  # noqa: B027 - nothing goes on beside, unless a feed says so
         """End what goes on beside."""
@@ -277,7 +301,16 @@ class Reader(Feed):
         self.store = store_of(source.examples)
         self.starts = range(0, len(index), size)
         self.size, self.seed = size, seed
-        self.pieces: Iterator[Examples] = self._read()
+        self.slots = torch.empty(0, dtype=torch.long)  # the place in ``index`` of every sequence of the table
+        self.given = torch.empty(0, dtype=torch.long)  # the same of those given last
+        self.numbers = np.zeros(0, dtype=np.int64)  # and of the piece in use
+        self.held: list[Tensor] = []  # the same, as long as the table is filled
+        self.place = [0, 0]  # pieces begun, and how far the last of them is used
+        self._begin(0)
+
+    def _begin(self, skipped: int) -> None:
+        self.turns = self._order(skipped)
+        self.pieces: Iterator[Examples] = self._read(self._order(skipped))
         # A list on an accelerator is not read ahead: there is nothing to wait for, and no other thread may allocate
         # there while a graph is captured.
         self.ahead = Ahead(self.pieces, AHEAD) if self.store.device.type == "cpu" else None
@@ -290,7 +323,42 @@ class Reader(Feed):
             whole.put(torch.arange(at, at + len(part.X), device=part.X.device), part)
             at += len(part.X)
             part = self.give(count - at) if at < count else None
+        self.slots = torch.cat(self.held)
         return whole
+
+    def again(self, slots: Tensor, place: Sequence[int]) -> Table:
+        """The table of a snapshot, and what comes next as it would have come: pieces are read and brought into the
+        source's coordinates whole, as they were, so that every bit is the same."""
+        self.close()
+        self._begin(max(place[0] - 1, 0))
+        self.left, self.place = None, [max(place[0] - 1, 0), 0]
+        if place[0]:
+            self.give(place[1])
+        whole, of = None, slots.numpy() // self.size
+        for j in np.unique(of):
+            begin, here = int(j) * self.size, torch.from_numpy(np.flatnonzero(of == j))
+            table = self.table(self.store.take(self.index[begin : begin + self.size]))
+            whole = table.empty(len(slots)) if whole is None else whole
+            whole.put(here.to(table.X.device), table.pick((slots[here] - begin).to(table.X.device)))
+        assert whole is not None
+        self.slots = slots.clone()
+        return whole
+
+    def give(self, most: int) -> Table | None:
+        if self.left is None:
+            j = next(self.turns)
+            self.numbers, self.place = self._numbers(j), [self.place[0] + 1, 0]
+        found = super().give(most)
+        assert found is not None
+        begin = self.place[1]
+        self.place[1] = begin + len(found.X)
+        self.given = torch.from_numpy(self.numbers[begin : self.place[1]])
+        self.held.append(self.given)
+        return found
+
+    def put_at(self, index: Tensor) -> None:
+        self.held.clear()
+        self.slots[index.cpu()] = self.given
 
     def piece(self) -> Examples:
         return next(self.pieces if self.ahead is None else self.ahead)
@@ -299,12 +367,22 @@ class Reader(Feed):
         if self.ahead is not None:
             self.ahead.close()
 
-    def _read(self) -> Iterator[Examples]:
-        draw = np.random.default_rng(self.seed)
+    def _order(self, skipped: int) -> Iterator[int]:
+        """The pieces, another order each time, without so many at the beginning."""
+        draw, at = np.random.default_rng(self.seed), 0
         while True:
-            for j in draw.permutation(len(self.starts)):
-                begin = self.starts[j]
-                yield self.store.take(self.index[begin : begin + self.size])
+            order = draw.permutation(len(self.starts))
+            if skipped < at + len(order):
+                yield from (int(j) for j in order[max(skipped - at, 0):])
+            at += len(order)
+
+    def _numbers(self, j: int) -> np.ndarray:
+        begin = self.starts[j]
+        return np.arange(begin, min(begin + self.size, len(self.index)))
+
+    def _read(self, order: Iterator[int]) -> Iterator[Examples]:
+        for j in order:
+            yield self.store.take(self.index[self._numbers(j)])
 
 
 class Ahead:
@@ -386,7 +464,8 @@ def feed_of(
     most = source.most()
     if len(source.fit) <= most:
         return None
-    each = 8 * source.examples.length * (source.examples.width + source.examples.out_width)
+    each = bytes_of(source.examples)
     index, pulse = own_of(source.examples, source.fit), pulse if source.ranks.alone else None
     draw = seed()
-    return Reader(source, index, max(1, min(PIECE // each, most // 4)), draw, pulse) if len(index) else None
+    size = max(1, min(source.budget.piece // each, most // 4))
+    return Reader(source, index, size, draw, pulse) if len(index) else None

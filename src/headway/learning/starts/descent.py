@@ -18,7 +18,7 @@ whole rate goes on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -28,13 +28,16 @@ from torch import Tensor
 from headway.core.devices import FULL, fast_products
 from headway.learning.gauss_newton import OutOfTimeError
 from headway.learning.parts import Parted, own_of
-from headway.learning.source import Frame, Source, spaced
+from headway.learning.snapshots import NONE, Snapshot
+from headway.learning.source import Frame, Source, bytes_of, spaced
 from headway.learning.starts.batches import (
+    LOOKED,
     MET,
     Batches,
     FedBatches,
     Feed,
     Model,
+    Reader,
     SplitBatches,
     Table,
     feed_of,
@@ -42,10 +45,14 @@ from headway.learning.starts.batches import (
 )
 from headway.linalg.thin import Thin
 from headway.linalg.totals import ALONE, Alone
+from headway.runs.store import Stage
 
 RISE = 100  # steps over which the rate rises to its value
+GRAIN = 10  # steps between two looks at the clock for a snapshot
+PLACE = ("best", "best_at", "ending", "begun_at", "done", "spread_fit", "lowered", "part")  # in a snapshot
 LOOK = 100  # steps between two looks at other sequences
 STEPS = 6000  # at most
+SELECT = 1000  # other sequences looked at, at most
 TARGET = 0.1  # relative error on other sequences at which a refinement is in its basin
 FALLS = 0.97  # part of the least error so far that a look must find at most, or it has not fallen
 FOUND = 0.3  # error below which all heads may be found, and what is left is the noise of the steps
@@ -144,6 +151,7 @@ def descend(
     decay: float = 0.0,
     limit: int = 20_000, target: float = TARGET, rows: int | None = None, feed: Feed | None = None,
     report: Callable[[float], None] | None = None, batches: Batches | None = None, ranks: Alone = ALONE,
+    looked: int = LOOKED, snapshot: Snapshot = NONE, kept: Stage | None = None,
 ) -> Descended:
     """Adam on random batches of ``fit`` until the relative error on ``select`` is below ``target`` or no longer
     falls, be it that the heads are not found or that rows are learned by heart. What is in ``fit`` is replaced by
@@ -158,8 +166,19 @@ def descend(
     curve: list[tuple[int, float, float]] = []
     best, best_at, ending, done, reason = math.inf, 0, 0, 0, "limit"
     begun_at, lowered, part = 0, 0, 1.0
+    if kept is not None:
+        step.restore(kept[0])
+        batches.restore(*kept)
+        best, best_at, ending, begun_at, done, spread_fit, lowered, part = (kept[1][name] for name in PLACE)
+        curve = [(at, fitted, error) for at, fitted, error in kept[1]["curve"]]
+    often = isinstance(feed, Reader) or feed is None  # a black box would have to answer once more
     try:
         while done < limit:
+            if often and done % GRAIN == 0 and snapshot.due():
+                parts, said = batches.state()
+                place = dict(zip(PLACE, (best, best_at, ending, begun_at, done, spread_fit, lowered, part),
+                                 strict=True))
+                snapshot.keep({**step.state(), **parts}, {**said, **place, "curve": curve})
             if ending:
                 left = 1 - (done - begun_at) / ending
                 if left <= 0:
@@ -171,7 +190,7 @@ def descend(
             done += 1
             if done % LOOK:
                 continue
-            error = math.sqrt(select.error(model, step.values, ranks=ranks) / spread)
+            error = math.sqrt(select.error(model, step.values, looked, ranks) / spread)
             batch = math.sqrt(step.loss() / spread_fit)
             curve.append((done, batch, error))
             if report is not None:
@@ -202,7 +221,7 @@ def descend(
             ending, begun_at = max(ENDS * LOOK, done // 2 // LOOK * LOOK), done
     except OutOfTimeError:
         reason = "time"
-    error = math.sqrt(select.error(model, step.values, ranks=ranks) / spread)
+    error = math.sqrt(select.error(model, step.values, looked, ranks) / spread)
     return Descended(begin.like(step.now()), error, math.sqrt(step.loss() / spread_fit), done, reason,
                      int(batches.different), 0 if feed is None else feed.asked, tuple(curve))
 
@@ -241,6 +260,28 @@ class Step:
     def now(self) -> list[Tensor]:
         """The unknowns as they are, apart from those that further steps change."""
         return [value.detach().clone() for value in self.values]
+
+    def state(self) -> dict[str, Tensor]:
+        """The unknowns, what Adam remembers, and the last loss."""
+        found = {"last": self.last}
+        for i, value in enumerate(self.values):
+            found[f"value {i}"] = value.detach()
+            found |= {f"{name} {i}": part for name, part in self.adam.state[value].items()}
+        return found
+
+    def restore(self, found: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            self.last.copy_(found["last"])
+            for i, value in enumerate(self.values):
+                value.copy_(found[f"value {i}"])
+                held = self.adam.state[value]
+                for name in ("step", "exp_avg", "exp_avg_sq"):
+                    if f"{name} {i}" not in found:
+                        continue  # nothing yet
+                    if name in held:
+                        held[name].copy_(found[f"{name} {i}"])
+                    else:
+                        held[name] = found[f"{name} {i}"].to(value.device).clone()
 
     def rate(self, value: float) -> None:
         if self.graph is None:
@@ -312,27 +353,33 @@ class Step:
 def descended(
     source: Source, heads: int, q: int, p: int, decay: float, generator: torch.Generator,
     report: Callable[[float], None] | None = None, *, pulse: Callable[[], None] | None = None, already: int = 0,
+    snapshot: Snapshot = NONE,
 ) -> Descended:
     """From random factors, with the settings that serve a layer of this width on this device; ``pulse`` is called
     before more is read or asked for, ``already`` is how much a black box was asked before."""
     assert source.frame is not None
-    ranks = source.ranks
+    ranks, k = source.ranks, source.examples.length
     feed = feed_of(source.seen_through(source.frame.unwhitened()), generator, already, pulse)
+    if not ranks.alone and len(source.fit) > source.most():
+        snapshot = NONE  # each rank has batches of its own from what it reads on the way
+    kept = snapshot.found()
     try:
-        fit, select = tables(source, feed)
+        fit, select = tables(source, feed, kept)
         begin = random_factors(heads, source.examples.width, source.examples.out_width, q, p, generator,
                                source.device)
         wide = source.d >= WIDE
         rows = None if wide or source.device.type == "cuda" else 512
         batches = None if ranks.alone else split_batches(source, fit, batch_of(fit, rows), generator, feed)
         return descend(fit, select, begin, generator=generator, rate=2e-3 if wide else 4e-3, decay=decay,
-                       rows=rows, limit=STEPS, feed=feed, report=report, batches=batches, ranks=ranks)
+                       rows=rows, limit=STEPS, feed=feed, report=report, batches=batches, ranks=ranks,
+                       looked=source.budget.some(LOOKED, 4 * k * heads * (4 * max(q, p) + 3 * k), "kept"),
+                       snapshot=snapshot, kept=kept)
     finally:
         if feed is not None:
             feed.close()
 
 
-def tables(source: Source, feed: Feed | None = None) -> tuple[Table, Table]:
+def tables(source: Source, feed: Feed | None = None, kept: Stage | None = None) -> tuple[Table, Table]:
     """Sequences to fit and to look at, in plain coordinates: centred, divided by one number."""
     assert source.frame is not None
     plain = source.seen_through(source.frame.unwhitened())
@@ -340,9 +387,12 @@ def tables(source: Source, feed: Feed | None = None) -> tuple[Table, Table]:
     chosen = spaced(source.fit, count)
     if feed is not None:
         with source.ranks.together():
-            fit = feed.first(len(own_of(source.examples, chosen)))
-    return (table_of(plain, chosen) if feed is None else fit,
-            table_of(plain, spaced(source.select, min(len(source.select), 1000))))
+            if kept is not None and isinstance(feed, Reader):
+                fit = feed.again(kept[0]["slots"], kept[1]["place"])
+            else:
+                fit = feed.first(len(own_of(source.examples, chosen)))
+    others = source.budget.some(min(len(source.select), SELECT), bytes_of(source.examples))
+    return table_of(plain, chosen) if feed is None else fit, table_of(plain, spaced(source.select, others))
 
 
 def split_batches(

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from headway.core import attention
-from headway.core.devices import room
+from headway.core.budget import BUDGET, Budget
 from headway.learning.source import Source, spaced
 from headway.linalg.projected import Rows
 from headway.linalg.totals import ALONE, Alone
 
-KEEP = 128 << 20  # bytes of prepared rows kept between passes; beyond it they are read again
 WIDE = 512  # regressors from which float32 will do
 Batches = Callable[[], Iterable[Rows]]
 
@@ -76,7 +75,8 @@ def without_linear(rows: Rows, coefficients: Tensor) -> Rows:
 
 
 def span(
-    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6, ranks: Alone = ALONE
+    batches: Batches, L: int, *, generator: torch.Generator, passes: int = 6, ranks: Alone = ALONE,
+    budget: Budget = BUDGET,
 ) -> Moments:
     """The L leading singular triples of A by at most ``passes`` power iterations.
 
@@ -108,7 +108,7 @@ def span(
 
     with ranks.together():
         first = next(iter(batches()))
-    keep = room(first.X.device, KEEP)
+    keep = budget.at(first.X.device, "moments")
     d, e = first.X.shape[2], first.Y.shape[2]
     L = min(L, d * e, d * (d + 1))
     V = _orthonormal(torch.randn(L, d * e, generator=generator, dtype=torch.float64)).view(L, d, e)
@@ -186,7 +186,7 @@ def find(
             for rows in source.stream(index, L, torch.float32):
                 yield rows if left is None else left(rows)
 
-        found = span(batches, L, generator=generator, ranks=source.ranks)
+        found = span(batches, L, generator=generator, ranks=source.ranks, budget=source.budget)
         m, ratio = gap(found.values, complete=2 * len(found.values) >= min(d, source.examples.out_width) * d)
         if found.explained > 1 - 1e-6:
             return found, 1, 1.0, count  # uniform attention says it all; what is left is rounding

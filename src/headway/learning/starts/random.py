@@ -35,6 +35,7 @@ def start(
     """A rough fit in float32 from ``base``, or from the random point of that number; with ``own`` beside a linear
     function of the row's own token."""
     m, d = heads, source.d
+    source.afford(m, m * d + 1, thin=False)
     if base is None:
         Theta = torch.randn(m, d + 1, d, generator=generator)
         Theta = Theta * (SIZES[number % len(SIZES)] / Theta.flatten(1).norm(dim=1).view(m, 1, 1))
