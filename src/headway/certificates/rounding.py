@@ -120,8 +120,8 @@ class ThinEliminated(Bound):
         (z(2h + (4k + 12 + 4s)a) + 2a·d|x_b|‖V‖_F)‖O‖ + (mp + e)2az‖|O|‖,
         (d + p + 2)|x_b|(‖E‖ + ‖|E|‖) + (k + 2s)τ + (mp + e)τ‖|s⁻¹O|‖,
 
-    with s what a score is off. On the way back a sum over rows comes to it, of ``piece`` terms times the same lengths
-    with |x̃|‖L‖ for ξ, |x_b|‖R‖ for ρ, |x_b|‖E‖ for τ.
+    with s what a score is off. On the way back a sum over rows comes to it, of ``piece`` terms times the same
+    lengths with |x̃|‖L‖ for ξ, |x_b|‖R‖ for ρ, |x_b|‖E‖ for τ.
     """
 
     @classmethod
@@ -166,4 +166,5 @@ class ThinEliminated(Bound):
 
 def _longest(parts: Tensor) -> Tensor:
     """Of (n, m, keys, ·) the longest, (n, m, 1)."""
-    return parts.norm(dim=3).amax(2, keepdim=True)
+    longest: Tensor = parts.norm(dim=3).amax(2, keepdim=True)
+    return longest
