@@ -3,8 +3,8 @@
     python bench/certify_large.py [--device cuda] [--layer 3] [--planted]
 
 Random layers first, then one of the sentence encoder's (encoder.py), all on random ±1 tokens, rounded as a
-learner leaves them; the labels are their own. With ``--planted`` the same of wrong layers: an entry of a head off by
-1e-3 and by 1e-6, a head dropped. Rows are kept as they come.
+learner leaves them; the labels are their own. With ``--planted`` the same of wrong layers: an entry of a head off
+by 1e-3 and by 1e-6, a head dropped. Rows are kept as they come.
 """
 
 from __future__ import annotations

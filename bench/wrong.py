@@ -3,13 +3,16 @@
 Layers of random sizes, exact labels on fresh tokens, and one error each: an entry of one head off by 1e-3 or 1e-6,
 a head dropped, the projections of two heads swapped; in rotary layers, the base 1 % off. Every yes of a certificate
 is compared with what is true: the distance to the true layer, each head's error, the share of directions off by
-more than is told, the errors on many other tokens. Every other layer goes by products, as large ones do.
+more than is told, the errors on many other tokens. Every other layer goes by products, as large ones do; every
+third of those has thin heads, whose projections are of low rank too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+
+import torch
 
 import headway as hw
 from common import record
@@ -88,6 +91,9 @@ def main() -> None:
         identify.DENSE = report.DENSE = FORMED if seed % 2 else 0
         truth = AttentionLayer.random(heads, width, scale=1.0 + seed % 3, seed=FRESH + seed,
                                       rank=None if seed % 3 else 2)
+        if seed % 3 == 0:
+            U, s, Vh = torch.linalg.svd(truth.W)
+            truth = replace(truth, W=U[:, :, :2] * s[:, None, :2] @ Vh[:, :2])
         fresh = hw.draw(truth, count=500, length=length, law="gaussian", seed=FRESH + 1000 + seed)
         names = list(ERRORS) if seed % 5 == 0 else ["none", list(ERRORS)[1 + seed % 4]]
         for error in names:

@@ -82,7 +82,8 @@ SMALL = {  # constants of the script, for a run of seconds
     "zoo": {"FRESH_SEEDS": (100,), "INSTANCES": ["generic"], "LEARNERS": ("starts",), "SECONDS": 4.0},
     "sweep": {"INSTANCES": ("one-head",), "LEARNERS": ("moments",), "KILLS": 1},
 }
-WORDS = {"gpu_check": ["cpu"], "ranks": ["--agree"], "zoo": ["fresh"], "forms": ["--count", "400"],
+WORDS = {"gpu_check": ["cpu"], "certify_large": ["--widest", "100"],
+         "ranks": ["--agree"], "zoo": ["fresh"], "forms": ["--count", "400"],
          "models": ["--pack", "PACK", "--device", "cpu", "--count", "400", "--forms", "told"]}
 SAID = {  # sentences of README and docs that are made from what the script records
     "speed": ["speed"], "time_to": ["time_to"],

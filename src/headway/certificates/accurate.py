@@ -52,32 +52,45 @@ class Answers:
 
 def _rows(found: Sample, rows: Rows, factors: Factors | None) -> tuple[Tensor, float]:
     """Those of one chunk, and the sum of squares of what rows are off."""
-    layer, eps = found.layer, torch.finfo(rows.X.dtype).eps
-    n, k, d = rows.X.shape
-    if factors is None:
-        S, delta = scores(rows.X, layer.augmented)
-        parts = [(W,) for W in layer.W]
-    else:
-        thin, out = factors
-        S, delta = thin_scores(rows.X, thin.A, thin.B)
-        parts = list(zip(thin.V, out, strict=True))
-    P = attention.softmax(S, rows.see)
-    Y = torch.zeros_like(rows.Y)
-    shown, wide = Y.new_zeros(n, k), reaches(found, rows, layer.W)
-    H, absolute = attention.attend(P, rows.X), attention.attend(P, rows.X.abs())
-    for i, maps in enumerate(parts):
-        part, size = H[:, :, i], absolute[:, :, i]
-        for M in maps:
-            part, size = part @ M, size @ M.abs()
-        Y, shown = Y + part, shown + size.norm(dim=2)
-    Y = Y if layer.offset is None else Y + layer.offset
-    terms = 2 * (S.amax(3) - S.amin(3)).amax(2) + 3 * k + d + layer.heads + 24
-    terms = terms if factors is None else terms + factors[0].V.shape[2]
-    each = (torch.expm1(2 * delta) * wide).sum(2) + eps * terms * (shown + rows.Y.norm(dim=2))
+    Y, delta, each = _dense_rows(found, rows) if factors is None else _thin_rows(found, rows, *factors)
+    each = each + (torch.expm1(2 * delta) * reaches(found, rows, found.layer.W)).sum(2)
+    Y = Y if found.layer.offset is None else Y + found.layer.offset
     left = Y - rows.Y
     if rows.valid is not None:
         left, each = left * rows.valid, each * rows.valid.squeeze(2)
     return left.flatten(0, 1), float(each.square().sum())
+
+
+def _dense_rows(found: Sample, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_i P_iXW_i, what scores are off, and what the rest of a row is."""
+    layer, eps = found.layer, torch.finfo(rows.X.dtype).eps
+    n, k, d = rows.X.shape
+    S, delta = scores(rows.X, layer.augmented)
+    P = attention.softmax(S, rows.see)
+    Y = torch.zeros_like(rows.Y)
+    shown = Y.new_zeros(n, k)
+    H, absolute = attention.attend(P, rows.X), attention.attend(P, rows.X.abs())
+    for i, W in enumerate(layer.W):
+        Y = Y + H[:, :, i] @ W
+        shown = shown + (absolute[:, :, i] @ W.abs()).norm(dim=2)
+    terms = 2 * (S.amax(3) - S.amin(3)).amax(2) + 3 * k + d + layer.heads + 24
+    return Y, delta, eps * terms * (shown + rows.Y.norm(dim=2))
+
+
+def _thin_rows(found: Sample, rows: Rows, thin: Thin, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of Σ_i P_iXV_iO_i. XV_i = Z is exact but for its last digit; then sums over keys, of the sizes of Z,
+    and over p columns and m heads, of those of the absolute values of O_i."""
+    eps, k, p = torch.finfo(rows.X.dtype).eps, rows.X.shape[1], thin.V.shape[2]
+    S, delta = thin_scores(rows.X, thin.A, thin.B)
+    P = attention.softmax(S, rows.see).transpose(1, 2)  # (n, m, k, k)
+    Z, low, z_off = (part.transpose(1, 2) for part in _product(rows.X, thin.V))
+    Z, z = Z + low, (Z + low).abs()
+    H, absolute, off = P @ Z, P @ z, P @ (z_off.expand_as(z) + eps * z)
+    Y = torch.einsum("nmkp,mpe->nke", H, out)
+    wide = torch.linalg.matrix_norm(out.abs(), 2).view(1, -1, 1)
+    terms = 2 * (S.amax(3) - S.amin(3)).transpose(1, 2) + 3 * k + p * len(out) + 24
+    each = ((eps * terms * absolute.norm(dim=3) + off.norm(dim=3)) * wide).sum(1)
+    return Y, delta, each + 4 * eps * rows.Y.norm(dim=2)
 
 
 def scores(X: Tensor, Theta: Tensor) -> tuple[Tensor, Tensor]:

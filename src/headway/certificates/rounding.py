@@ -109,17 +109,19 @@ class Eliminated(Bound):
 
 
 class ThinEliminated(Bound):
-    """Of products in thin factors (thin.py), O and c eliminated.
+    """Of products in thin factors (thin.py), O and c eliminated: step by step, each with the lengths that it meets.
 
-    |A| has the absolute values of A as its entries. Of a row and a head let a be the length of
-    (|x̃||L|)·(|x_b||B|σ^{-½}) and (|x̃||A|σ^{-½})·(|x_b||R|), the largest over keys: what a unit change (Z, Y)
-    makes of a score, in absolute values all the way; z that of |x_b||V||O|, τ that of |x_b||E||s⁻¹O|. A score is
-    off by s = eps·(r + 2q + 4)·(|x̃||A|)·(|x_b||B|) at most, so a weight by a factor of 1 + 2s and a pattern's
-    covariance by 4s:
+    Of a row and a head, the largest over keys x_b: ξ = |x̃L|, ρ = |x_bR|, τ = |x_bE|, κ = |x_bBσ^{-½}|,
+    χ = |x̃Aσ^{-½}|, z = |x_bV|. A unit change (Z, Y) moves a score by a = √(ξ²κ² + χ²ρ²) at most. What is off in
+    units of eps, with ‖·‖ for a spectral norm, ‖·‖_F for Frobenius' and |L| for absolute values, entry by entry:
+    of x̃dA and its product with a key, and alike of dB; after patterns, V and O; and of dV,
 
-        δ² = Σ_rows Σ_i ((2·eps·t + 4s)az)² + ((eps·t + 2s)τ)²
+        h = (r + q + 2)|x̃|(‖L‖ + ‖|L|‖)κ + dξ|x_b|‖Bσ^{-½}‖_F + qξκ,
+        (z(2h + (4k + 12 + 4s)a) + 2a·d|x_b|‖V‖_F)‖O‖ + (mp + e)2az‖|O|‖,
+        (d + p + 2)|x_b|(‖E‖ + ‖|E|‖) + (k + 2s)τ + (mp + e)τ‖|s⁻¹O|‖,
 
-    for sums of t terms along a row of the chain, and G and its projector as with free W.
+    with s what a score is off. On the way back a sum over rows comes to it, of ``piece`` terms times the same
+    lengths with |x̃|‖L‖ for ξ, |x_b|‖R‖ for ρ, |x_b|‖E‖ for τ.
     """
 
     @classmethod
@@ -131,30 +133,38 @@ class ThinEliminated(Bound):
         m, r, q = base.A.shape
         d, p, k, e = base.width, base.V.shape[2], chunks[0].X.shape[1], out.shape[2]
         piece = max(len(rows.X) for rows in chunks) * k + len(chunks)
-        t = 3 * (r + d) + 4 * k + 4 * (q + p) + m * p + e + piece
-        L, R, E, A, B, V = (part.abs() for part in (*roots, base.A, base.B, base.V))
-        wide = torch.linalg.matrix_norm(out.abs(), 2)
-        wide_out = torch.linalg.matrix_norm((narrow.mT * out).abs(), 2)
+        (L, La), (R, Ra), (E, Ea), (wide, wide_all), (_, wa) = (
+            [torch.linalg.matrix_norm(part, 2).view(1, m, 1) for part in (M, M.abs())]
+            for M in (*roots, out, narrow.mT * out))
+        A, B, V = ((F * by).flatten(1).norm(dim=1).view(1, m, 1)
+                   for F, by in ((base.A, shrink), (base.B, shrink), (base.V, 1.0)))
+        whole_A, whole_B = (F.flatten(1).norm(dim=1).view(1, m, 1) for F in (base.A, base.B))
         delta = turned = 0.0
         for rows in chunks:
-            X = rows.X.abs()
-            asking = attention.queries(X, base.A)
-            keys, queries = attention.apart(X, B), attention.apart(asking, A)  # (n, m, k, q)
-            values = _longest(attention.apart(X, V))
-            score = eps * (r + 2 * q + 4) * queries.norm(dim=3) * _longest(keys)
-            a = torch.hypot(attention.apart(asking, L).norm(dim=3) * _longest(keys * shrink),
-                            (queries * shrink).norm(dim=3) * _longest(attention.apart(X, R)))
-            tau = _longest(attention.apart(X, E)) * wide_out.view(1, m, 1)
-            each = ((2 * eps * t + 4 * score) * a * values * wide.view(1, m, 1)).square() + (
-                (eps * t + 2 * score) * tau).square()
-            delta += float(each.sum())
-            turned += float((2 * score * values).square().sum())
+            asking, X = attention.queries(rows.X, base.A), rows.X
+            Q, K = attention.apart(asking, base.A), attention.apart(X, base.B)
+            ask, key = asking.norm(dim=2).unsqueeze(1), X.norm(dim=2).amax(1).view(-1, 1, 1)
+            xi = attention.apart(asking, roots[0]).norm(dim=3)
+            rho, tau, z = (_longest(attention.apart(X, F)) for F in (*roots[1:], base.V))
+            kappa, chi = _longest(K * shrink), (Q * shrink).norm(dim=3)
+            asked, most = Q.norm(dim=3), _longest(K)
+            s = r * ask * whole_A * most + d * key * whole_B * asked + q * asked * most
+            a = torch.hypot(xi * kappa, chi * rho)
+            by_a = (r + q + 2) * ask * (L + La) * kappa + d * xi * key * B + q * xi * kappa
+            by_b = (d + q + 2) * key * (R + Ra) * chi + r * rho * ask * A + q * rho * chi
+            moved = z * (2 * torch.hypot(by_a, by_b) + (4 * k + 12 + 4 * s) * a) + 2 * a * d * key * V
+            back = 2 * piece * z * wide * torch.hypot(ask * L * kappa, chi * key * R)
+            theta = moved * wide + (m * p + e) * 2 * a * z * wide_all + back
+            value = (d + p + 2) * key * (E + Ea) + (k + 2 * s) * tau + (m * p + e) * tau * wa + piece * key * E
+            delta += float((theta.square() + value.square()).sum())
+            turned += float((2 * s * z).square().sum())
         F, column = len(G), float(G.diagonal()[G.diagonal() > 0].min())
         ridge, least = 8 * eps * float(G.diagonal().mean()) / column, max(least, 1e-300)
-        off = (eps * F * (piece + 3 * F) + ridge) / least + 2 * math.sqrt(turned / (column * least))
-        return cls(eps, stretch * math.sqrt(delta), off, base.value.numel())
+        off = (eps * F * (piece + 3 * F) + ridge) / least + 2 * eps * math.sqrt(turned / (column * least))
+        return cls(eps, stretch * eps * math.sqrt(delta), off, base.value.numel())
 
 
 def _longest(parts: Tensor) -> Tensor:
     """Of (n, m, keys, ·) the longest, (n, m, 1)."""
-    return parts.norm(dim=3).amax(2, keepdim=True)
+    longest: Tensor = parts.norm(dim=3).amax(2, keepdim=True)
+    return longest
