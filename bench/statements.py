@@ -115,7 +115,8 @@ def queries() -> str:
             f"{row['calls']:,} ({row['most calls']:,})", f"{row['rows']:,}", f"{row['floor, rows']:,}", *random,
             f"{row['published']:,}", upto([row["worst error"]]) if math.isfinite(row["worst error"]) else "–",
             {"both": "counted, then random"}.get(row["plan"], row["plan"])]) + " |")
-    return "\n".join(lines) + f"\n\n{r.command}, measured at {r.commit}.\n"
+    commits = list(dict.fromkeys(commit[:7] for row in r.rows for commit in row["commit"].split()))
+    return "\n".join(lines) + f"\n\n{r.command}, measured at {listed(commits)}.\n"
 
 
 def queries_noise() -> str:
