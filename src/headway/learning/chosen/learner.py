@@ -33,7 +33,8 @@ from headway.learning.loop import Asked, Progress
 from headway.learning.verdict import heads_of
 from headway.runs.store import Run
 
-LINES = (1.0, 0.7, 1.4)  # on which a seed is looked for: how large tokens are, as a part of the size found
+# The last is for heads all but saturated: then rows attend to the ends of a line, and the size found is chance.
+LINES = (1.0, 0.7, 1.4, 0.1)  # on which a seed is looked for: how large tokens are, as a part of the size found
 BENT, LEAST_BENT = 1e3, 1e-9  # times the noise, and at least: how far from affine answers to equal tokens must be
 
 
@@ -137,7 +138,7 @@ class Way:
                 seed = planted(lines, m)
                 found["residual"] = seed.fit.residual
             if seed.found:
-                self.seed = seed
+                self.seed, talk.scale = seed, part * talk.scale
                 return seed
         self.plan, self.words = "both", "at random after the first, to which no heads on a line of keys fit exactly"
         return None

@@ -1,8 +1,8 @@
 """Random sequences, learned as others are: where heads are not counted, or these take fewer calls than chosen ones.
 
-Of noisy answers few sequences say little: a fit of eight leaves much less there than elsewhere, and looks as if it
-were no layer; the count may be too low, since heads below the noise do not show. So some more are kept for choosing
-and judging; twice as many are asked for as long as what is said is not ok, and at last the count is not told.
+Where few sequences judge, twice as many are asked for if nothing was found. Of noisy answers few say little: a fit
+of eight leaves much less there than elsewhere, and looks as if it were no layer; the count may be too low, since
+heads below the noise do not show. So some more are kept for choosing and judging; at last the count is not told.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.learning.verdict import conclude
 
 UNCOUNTED = 1.5  # times the outputs: heads that random sequences are counted for where they could not be
 AGAIN = 2.0  # times as many random sequences where those asked for were too few
-ROUNDS, NOISY_ROUNDS = 2, 3  # of asking
+ROUNDS = 3  # of asking
 
 
 def scattered(talk: Conversation, counted: bool) -> Fit:
@@ -35,7 +35,7 @@ def scattered(talk: Conversation, counted: bool) -> Fit:
     wanted = calls.random + sum(aside or ())
     if not counted and talk.heads is None:
         wanted = max(2000, math.ceil(10 * talk.d**2 / talk.k))
-    for number in range(NOISY_ROUNDS if talk.noisy else ROUNDS):
+    for number in range(ROUNDS):
         most = talk.asking.left
         if number and (most < 1 or fit is None or not _lacking(talk, fit)):
             break
@@ -44,7 +44,7 @@ def scattered(talk: Conversation, counted: bool) -> Fit:
         with talk.stage(f"random-{number}", "random sequences, learned as others are", talk.heads or 0):
             if more:
                 talk.random(more)
-        told = talk.asked.heads if number == ROUNDS else talk.heads
+        told = talk.asked.heads if talk.noisy and number == ROUNDS - 1 else talk.heads
         fit = _learned(talk, told, aside, f"random-{number}")
         if lacking > more:
             fit = _cut_short(talk, fit)
@@ -54,8 +54,9 @@ def scattered(talk: Conversation, counted: bool) -> Fit:
 
 
 def _lacking(talk: Conversation, fit: Fit) -> bool:
-    """Whether more sequences may end otherwise."""
-    return fit.status.kind == "too_few" or (talk.noisy and not fit.status.ok)
+    """Whether more sequences may end otherwise: where few judge, what was not found may be there all the same."""
+    few = talk.noisy or fit.stats["held_out"] < LEAST_JUDGE
+    return fit.status.kind == "too_few" or (few and not fit.status.ok)
 
 
 def _learned(talk: Conversation, told: int | None, aside: tuple[int, int] | None, name: str) -> Fit:
