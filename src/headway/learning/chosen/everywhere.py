@@ -102,8 +102,7 @@ def refined(talk: Conversation, loop: Loop, seed: Seed, first: np.ndarray, name:
         problem = source.problem(first, m, torch.float64)
         found = gauss_newton(
             Free(problem), Full(start), generator=loop.generator(name), limit=ROUGH_STEPS, damping=1e-2,
-            inner_limit=ROUGH_INNER, target=max(CLOSE, talk.allowed), inner=torch.float64,
-            report=loop.report, pulse=loop.pulse)
+            inner_limit=ROUGH_INNER, target=max(CLOSE, talk.allowed), report=loop.report, pulse=loop.pulse)
         return {"Theta": found.point.Theta}, {"residual": found.residual, "products": found.products,
                                               "reason": found.reason}
 
