@@ -153,7 +153,7 @@ TABLE: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("chosen.learner.LEAST_BENT", 1e9, ("questions, no layer",)),
     # questions: the line
     ("chosen.learner.LINES", (1.0,), ("questions", "questions, six heads", "questions, large scores")),
-    ("chosen.learner.LINES", (1.0, 0.7, 1.4), ("questions, large scores",)),
+    ("chosen.learner.SMALLER", 1.0, ("questions, large scores",)),
     ("chosen.line.LEAST", -0.1, ("questions, six heads", "questions, one head")),
     ("chosen.line.MOST", 0.6, ("questions, six heads", "questions, one head")),
     ("chosen.line.STEPS", 10, ("questions, six heads",)),

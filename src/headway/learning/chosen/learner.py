@@ -33,8 +33,9 @@ from headway.learning.loop import Asked, Progress
 from headway.learning.verdict import heads_of
 from headway.runs.store import Run
 
-# The last is for heads all but saturated: then rows attend to the ends of a line, and the size found is chance.
-LINES = (1.0, 0.7, 1.4, 0.1)  # on which a seed is looked for: how large tokens are, as a part of the size found
+LINES = (1.0, 0.7, 1.4)  # on which a seed is looked for: how large tokens are, as a part of the size found
+# Heads all but saturated attend to the ends of a line: the size found is chance then, and so is the count.
+SMALLER = 0.1  # the same for one line more, where the others count differently
 BENT, LEAST_BENT = 1e3, 1e-9  # times the noise, and at least: how far from affine answers to equal tokens must be
 
 
@@ -111,8 +112,10 @@ class Way:
     def planted(self) -> Seed | None:
         """The seed, or none and a plan that does without."""
         talk, like = self.talk, self.talk.normal(1)
-        told = talk.asked.heads
-        for number, part in enumerate(LINES):
+        told, counts = talk.asked.heads, set[int]()
+        for number, part in enumerate((*LINES, SMALLER)):
+            if number == len(LINES) and len(counts) < 2:
+                break
             lines = Lines(talk.asking, talk.k, talk.d, part * talk.scale, talk.noise, talk.draw, like)
             with talk.stage(f"count-{number}", "differences of rows on a line of keys span as many dimensions as "
                             "there are heads") as found:
@@ -124,6 +127,7 @@ class Way:
                     "at random but for the first, which show no head" if m == 0 else
                     "at random but for the first, which show as many heads as outputs or more")
                 return None
+            counts.add(m)
             talk.heads = m if told is None else told
             calls = foreseen(m, talk.d, talk.e, talk.k)
             if talk.asking.oracle.plan == "auto" and calls.random < calls.chosen:
