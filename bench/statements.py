@@ -95,7 +95,8 @@ def queries_short() -> str:
     r = Record("queries")
     sizes = [(row["m"], row["d"]) for row in r.rows]
     known = [row["random calls"] for row in r.rows if row["random calls"] is not None]
-    beside = f"; random examples, told the head count, take {span(known)}" if known else ""
+    of_them = "" if len(known) == len(sizes) else f" for {len(known)} of the sizes"
+    beside = f"; random examples, told the head count, take {span(known)}{of_them}" if known else ""
     good, every = sum(r.column("recovered")), sum(r.column("seeds"))
     return (f"recovered to 1e-9: {good} of {every} layers of {len(sizes)} sizes, head count right "
             f"in {sum(r.column('count right'))}, {span(r.column('calls'))} calls{beside}")
