@@ -53,6 +53,7 @@ SMALL = {  # constants of the script, for a run of seconds
     "outliers": {"LAST": 300, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
     "trial": {"SHOWN": ("1e150", "shard", "pure noise"), "SECONDS": 10.0},
     "rules": {"LAST": 700, "TABLE": [("Rules.asides", 0, ["5 % wrong"]), ("refine.BATCH", 1.0, ["white"])],
+              "ASKED": (),
               "LEAST": float("inf")},  # products alone decide: seconds of a busy machine say nothing here
     "gpts": {"LAST": 100, "NETS": {"encoder": 5}, "COUNT": 300, "FRESH": 50, "SECONDS": 2.0},
     "sculpt": {"CASES": {"m1-d8-k2": (1, 8, 2, 20_000, 1, 1)}},
