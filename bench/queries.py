@@ -1,20 +1,24 @@
 """How many questions a layer needs: chosen ones, random examples and the published count, side by side.
 
-    python bench/queries.py            # every size: recovered? with how many calls and rows?
-    python bench/queries.py 8 16       # these widths, beside those that the record has from the same commit
+    python bench/queries.py            # every size: recovered? with how many calls and rows? and "random" below
+    python bench/queries.py 12,8 64    # these sizes, and all of this width
+    python bench/queries.py --again 8  # measured anew; else layers that were measured are left as they are
+    python bench/queries.py random 8   # how many random examples do, as far as that is affordable
     python bench/queries.py noise      # noisy and float32 answers, against least squares from the truth
     python bench/queries.py breaks     # where it ends otherwise: saturated, low rank, narrow, causal
 
 Layers are random (scale 2, key biases, offset), seeds 1000 and up; the thresholds were chosen on seeds 900 to 902.
-Recovered means every head within 1e-9. The record is written anew after every size. Seconds are of one core.
+Recovered means every head within 1e-9. Every layer is a row of queries_layers, written at once with the commit it
+was measured at: a run goes on where the last one ended, cheap sizes first. Seconds are of the processor, one core.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +32,11 @@ from noise import optimum, size
 
 FIRST, K, EXACT = 1000, 16, 1e-9
 HEADS, WIDTHS = (1, 2, 4, 8, 12), (8, 16, 32, 64)
-SEEDS = {8: 10, 16: 10, 32: 3, 64: 1}  # by width
+SEEDS = 10
 TIMES = (3, 4, 6, 8, 12)  # the counting floor, in random examples
-BESIDE = {8: 2, 16: 2, 32: 0, 64: 0}  # seeds for these, by width
+BESIDE, MOST = 2, 2500  # seeds for these, and the unknowns up to which they are looked for
 SECONDS = 30.0  # for one of these
-NOISE = [(1, 8), (2, 8), (2, 16)]
+NOISE = [(1, 8), (2, 8), (2, 16), (4, 32)]
 NOISE_SEEDS = range(2)
 
 
@@ -51,55 +55,89 @@ def worst(fit: hw.Fit, layer: hw.AttentionLayer) -> float:
     return hw.match(fit.layer, layer).worst if fit.layer.heads == layer.heads else math.inf
 
 
-def random_calls(m: int, d: int, seeds: range) -> int | None:
+def random_calls(m: int, d: int) -> int | None:
     """Random ±1 sequences from which ``learn``, told the count, recovers the layers of all these seeds."""
-    if not seeds:
-        return None
+    layers = [truth(m, d, seed) for seed in range(FIRST, FIRST + BESIDE)]
     for times in TIMES:
         n = math.ceil(times * Size(d, d, K).floor(m))
-        layers = [truth(m, d, seed) for seed in seeds]
         if all(worst(hw.learn(hw.draw(layer, count=n, length=K, seed=7), heads=m, seconds=SECONDS), layer) <= EXACT
                for layer in layers):
             return n
     return None
 
 
-def others(widths: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Rows of other widths, measured at this commit."""
-    path = RESULTS / "queries.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    return [row for row in kept.get("rows", []) if row["d"] not in widths] if kept.get("commit") == COMMIT else []
+def kept(name: str) -> list[dict[str, Any]]:
+    """Rows of a record, where there is one."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
-def grid(widths: tuple[int, ...]) -> None:
-    rows: list[dict[str, Any]] = []
-    for d in widths:
-        for m in HEADS:
-            found = []
-            for seed in range(FIRST, FIRST + SEEDS[d]):
-                layer = truth(m, d, seed)
-                fit, seconds = asked(layer, d, seed)
-                found.append({"error": worst(fit, layer), "status": fit.status.kind, "seconds": seconds,
-                              "heads": fit.layer.heads == m, **{w: fit.stats[w] for w in ("calls", "plan")}})
-                print(m, d, seed, found[-1], flush=True)
-            calls = [f["calls"] for f in found]
-            beside = random_calls(m, d, range(FIRST, FIRST + BESIDE[d]))
-            plans = sorted({f["plan"] for f in found})
-            rows.append({
-                "m": m, "d": d, "seeds": len(found), "recovered": sum(f["error"] <= EXACT for f in found),
-                "count right": sum(f["heads"] for f in found), "calls": int(statistics.median(calls)),
-                "most calls": max(calls), "rows": int(statistics.median(calls)) * K,
-                "floor, rows": math.ceil(Size(d, d, K).unknowns(m) / d), "random calls": beside,
-                "random rows": None if beside is None else beside * K, "published": 4 * m * d * d - 2 * m + 1,
-                "worst error": max(f["error"] for f in found), "plan": " or ".join(plans),
-                "flattering": sum(f["status"] == "recovered" and f["error"] > EXACT for f in found),
-                "seconds": statistics.median(f["seconds"] for f in found)})
-            whole = sorted([*rows, *others(widths)], key=lambda row: (row["d"], row["m"]))
-            every, good = sum(r["seeds"] for r in whole), sum(r["recovered"] for r in whole)
-            record("queries", "python bench/queries.py", {
-                "instances": every, "recovered to 1e-9": good / every,
-                "count right": sum(r["count right"] for r in whole) / every,
-                "said to be recovered, and not": sum(r["flattering"] for r in whole)}, whole)
+def sizes(words: list[str]) -> list[tuple[int, int]]:
+    """Sizes (m, d), the cheapest first: "12,8" is one, "8" a width, nothing all of them."""
+    every = sorted(itertools.product(HEADS, WIDTHS), key=lambda size: size[0] * size[1] ** 2)
+    return [(m, d) for m, d in every if not words or f"{m},{d}" in words or str(d) in words]
+
+
+def learned(m: int, d: int, seed: int) -> dict[str, Any]:
+    layer = truth(m, d, seed)
+    fit, seconds = asked(layer, d, seed)
+    return {"m": m, "d": d, "seed": seed, "error": worst(fit, layer), "status": fit.status.kind,
+            "count right": fit.layer.heads == m, "calls": fit.stats["calls"], "plan": fit.stats["plan"],
+            "seconds": round(seconds, 2), "commit": COMMIT}
+
+
+def grid(wanted: list[tuple[int, int]], again: bool) -> None:
+    rows = [row for row in kept("queries_layers") if not again or (row["m"], row["d"]) not in wanted]
+    known = {(row["m"], row["d"], row["seed"]) for row in rows}
+    seeds = range(FIRST, FIRST + SEEDS)
+    for m, d in wanted:
+        for seed in seeds:
+            if (m, d, seed) not in known:
+                rows.append(learned(m, d, seed))
+                print(rows[-1], flush=True)
+                rows.sort(key=lambda row: (row["d"], row["m"], row["seed"]))
+                write(rows)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """The layers, and a row for each size. Sizes that were measured before layers were kept stay as they are."""
+    record("queries_layers", "python bench/queries.py", {
+        "instances": len(rows), "recovered to 1e-9": sum(row["error"] <= EXACT for row in rows)}, rows)
+    beside = {(row["m"], row["d"]): row["calls"] for row in kept("queries_random")}
+    found = {(row["m"], row["d"]): row for row in kept("queries")}
+    for md in dict.fromkeys((row["m"], row["d"]) for row in rows):
+        found[md] = of_size(*md, [row for row in rows if (row["m"], row["d"]) == md], beside.get(md))
+    each = sorted(found.values(), key=lambda row: (row["d"], row["m"]))
+    every = sum(row["seeds"] for row in each)
+    record("queries", "python bench/queries.py", {
+        "instances": every, "recovered to 1e-9": sum(row["recovered"] for row in each) / every,
+        "count right": sum(row["count right"] for row in each) / every,
+        "said to be recovered, and not": sum(row["flattering"] for row in each)}, each)
+
+
+def of_size(m: int, d: int, found: list[dict[str, Any]], beside: int | None) -> dict[str, Any]:
+    calls = [row["calls"] for row in found]
+    return {
+        "m": m, "d": d, "seeds": len(found), "recovered": sum(row["error"] <= EXACT for row in found),
+        "count right": sum(row["count right"] for row in found), "calls": int(statistics.median(calls)),
+        "most calls": max(calls), "rows": int(statistics.median(calls)) * K,
+        "floor, rows": math.ceil(Size(d, d, K).unknowns(m) / d), "random calls": beside,
+        "random rows": None if beside is None else beside * K, "published": 4 * m * d * d - 2 * m + 1,
+        "worst error": max(row["error"] for row in found), "plan": " or ".join(sorted({r["plan"] for r in found})),
+        "flattering": sum(row["status"] == "recovered" and row["error"] > EXACT for row in found),
+        "seconds": statistics.median(row["seconds"] for row in found),
+        "commit": " ".join(dict.fromkeys(row["commit"] for row in found))}
+
+
+def random(wanted: list[tuple[int, int]], again: bool) -> None:
+    rows = [row for row in kept("queries_random") if not again or (row["m"], row["d"]) not in wanted]
+    known = {(row["m"], row["d"]) for row in rows}
+    for m, d in wanted:
+        if (m, d) not in known and Size(d, d, K).unknowns(m) <= MOST:
+            rows.append({"m": m, "d": d, "seeds": BESIDE, "calls": random_calls(m, d), "commit": COMMIT})
+            rows.sort(key=lambda row: (row["d"], row["m"]))
+            record("queries_random", "python bench/queries.py random", {"sizes": len(rows)}, rows)
+    write(kept("queries_layers"))
 
 
 def noisy() -> None:
@@ -162,11 +200,19 @@ def breaks() -> None:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    if words and words[0] in ("noise", "breaks"):
-        {"noise": noisy, "breaks": breaks}[words[0]]()
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("what", nargs="*", help="random, noise or breaks; sizes such as 12,8, or widths")
+    words.add_argument("--again", action="store_true", help="measure anew what the record has")
+    given = words.parse_args()
+    torch.set_num_threads(1)
+    if given.what[:1] in (["noise"], ["breaks"]):
+        {"noise": noisy, "breaks": breaks}[given.what[0]]()
+    elif given.what[:1] == ["random"]:
+        random(sizes(given.what[1:]), given.again)
     else:
-        grid(tuple(map(int, words)) or WIDTHS)
+        grid(sizes(given.what), given.again)
+        if not given.what:
+            random(sizes([]), given.again)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What every rule of the learner buys: the same examples with it, and with another number in its place.
 
-    python bench/rules.py [--only NAME ...] [--workers N]
+    python bench/rules.py [--part plain|asked] [--only NAME ...] [--workers N]
 
 A rule is a field of ``policy.Rules``, or a constant of a module of ``headway.learning`` that decides something.
 TABLE has for each one or more rows: a number in its place (off, or far away) and scenes (scenes.py) that show it. A
@@ -9,11 +9,13 @@ What a rule may buy, in this order:
 
 truth     more statements are true with it
 error     without it the error on other sequences is ten times as large or more, where both statements are true
+calls     without it a black box is asked at least a fifth more sequences
 time      without it at least a fifth more products and steps of descent are made, or twice the processor time goes
           by and half a second more (other work on the machine sways it by half)
 
 A row that buys nothing, or costs, says so. SIZES has the constants that need no row, and why: a test keeps the two
-lists complete. Scenes and numbers were chosen on seeds 0 and 1; seed 700 is shown. Only a whole run is recorded.
+lists complete. Scenes and numbers were chosen on seeds 0 and 1; seed 700 is shown. Only a whole part is recorded:
+the plain learner and forms (rules), or chosen questions and linear scores, with rows in asked.py (rules_asked).
 Every run has one thread and SECONDS of processor time: where without a rule only those statements are missing that
 are not made in time, what it buys is time.
 """
@@ -38,6 +40,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import asked
 import headway.learning
 import judged
 import workers
@@ -54,7 +57,6 @@ LEAST = 0.5  # seconds a run that count at all
 EXACT = 1e-12  # errors below are the floor of the arithmetic
 ROOM = "headway.learning."
 BASELINES = ("baselines",)  # what the learner is compared with: no rules of its own
-UNSEEN = ("linear", "chosen")  # rooms whose constants have no rows yet; docs/rules.md says so
 
 
 class Trial(NamedTuple):
@@ -325,7 +327,10 @@ SIZES: dict[str, str] = {
     "starts.descent.WIDE": "begins at width 128, beyond examples of seconds",
     "starts.moments.WIDE": "begins at 512 regressors, beyond examples of seconds",
     "starts.unmix.WIDE": "begins at width 128, beyond examples of seconds",
+    **asked.SIZES,
 }
+ASKED = tuple(Trial(*row) for row in asked.TABLE)
+EVERY = {**SCENES, **asked.SCENES}
 
 
 # -- the rules there are, and others in their place -------------------------------------------------------------
@@ -359,7 +364,7 @@ def constants(module: ModuleType) -> list[str]:
 def known() -> list[str]:
     """Every rule of the learner: fields of Rules, constants of modules."""
     own = [f"{name}.{constant}" for name, module in modules().items()
-           if name not in BASELINES and not name.startswith(UNSEEN) for constant in constants(module)]
+           if name not in BASELINES for constant in constants(module)]
     return [f"Rules.{field.name}" for field in fields(policy.Rules)] + own
 
 
@@ -471,11 +476,12 @@ class Found:
     error: float
     seconds: float  # of the processor
     work: int  # products with the Jacobian or its transpose, and steps of descent
+    calls: int = 0  # of a black box whose inputs are chosen
 
 
 def run(scene: str, seed: int, rule: str | None, instead: Any) -> dict[str, Any]:
     """``Found``, as a row that processes can hand on."""
-    one = SCENES[scene]
+    one = EVERY[scene]
     case = one.make(seed)
     begun = time.process_time()
     with contextlib.ExitStack() as undo:
@@ -488,8 +494,9 @@ def run(scene: str, seed: int, rule: str | None, instead: Any) -> dict[str, Any]
         raise RuntimeError(f"{scene}, seed {seed}, {rule} = {instead}: {said.sentence}")
     seconds, fit = time.process_time() - begun + sum(saved), said.fit
     work = 0 if fit is None else fit.stats["products"] + sum(event.get("steps", 0) for event in fit.trace)
+    calls = 0 if fit is None else fit.stats.get("calls", 0)
     row = asdict(Found(said.kind, not judged.judge(said, case, one.true), None if fit is None else fit.layer.heads,
-                       judged.fresh_error(said, case), seconds, work))
+                       judged.fresh_error(said, case), seconds, work, calls))
     print(scene, seed, rule, instead, row, flush=True)
     return row
 
@@ -508,7 +515,8 @@ def compared(rule: str, instead: Any, scene: str, before: list[Found], after: li
             "error": _worst(before), "error without": _worst(after),
             "seconds": round(sum(f.seconds for f in before), 2),
             "seconds without": round(sum(f.seconds for f in after), 2),
-            "products": sum(f.work for f in before), "products without": sum(f.work for f in after)}
+            "products": sum(f.work for f in before), "products without": sum(f.work for f in after),
+            "calls": sum(f.calls for f in before), "calls without": sum(f.calls for f in after)}
 
 
 def bought(before: list[Found], after: list[Found]) -> str:
@@ -525,6 +533,9 @@ def bought(before: list[Found], after: list[Found]) -> str:
         return "error"
     if ratios and statistics.median(ratios) <= 1 / WORSE:
         return "costs error"
+    calls = _ratio(sum(f.calls for f in after), sum(f.calls for f in before))
+    if calls >= MORE or calls <= 1 / MORE:
+        return "calls" if calls > 1 else "costs calls"
     work = _ratio(sum(f.work for f in after), sum(f.work for f in before))
     taken = _ratio(sum(f.seconds for f in after), sum(f.seconds for f in before))
     apart = abs(sum(f.seconds for f in after) - sum(f.seconds for f in before)) > LEAST * len(before)
@@ -557,7 +568,7 @@ def verdicts(rows: list[dict[str, Any]]) -> dict[str, str]:
     best: dict[str, str] = {}
     for row in rows:
         said = best.setdefault(row["rule"], "nothing")
-        order = ("truth", "error", "time")
+        order = ("truth", "error", "calls", "time")
         if row["buys"] in order and (said not in order or order.index(row["buys"]) < order.index(said)):
             best[row["rule"]] = row["buys"]
     return best
@@ -566,9 +577,9 @@ def verdicts(rows: list[dict[str, Any]]) -> dict[str, str]:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     best = verdicts(rows)
     named = {what: [rule for rule, said in best.items() if said == what] for what in (
-        "truth", "error", "time", "nothing")}
+        "truth", "error", "calls", "time", "nothing")}
     return {"rules with a row": len(best), "rules that buy something": len(best) - len(named["nothing"]),
-            **{f"buy {what}": len(named[what]) for what in ("truth", "error", "time")},
+            **{f"buy {what}": len(named[what]) for what in ("truth", "error", "calls", "time")},
             "rules that buy nothing": ", ".join(named["nothing"]) or 0, "sizes, without a row": len(SIZES)}
 
 
@@ -596,17 +607,22 @@ def measure(table: Iterable[Trial], seeds: range, count: int) -> list[dict[str, 
 
 def main() -> None:
     words = argparse.ArgumentParser()
+    words.add_argument("--part", choices=("plain", "asked"), help="one of the two records")
     words.add_argument("--only", nargs="+", metavar="NAME", help="rules, such as Rules.near or refine.STEPS")
     workers.option(words)
     words.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "LAST"), default=[FIRST, LAST])
-    asked = words.parse_args()
+    given = words.parse_args()
     torch.set_num_threads(1)
-    chosen = [Trial(*trial) for trial in TABLE if asked.only is None or trial[0] in asked.only]
-    rows = measure(chosen, range(asked.seeds[0], asked.seeds[1] + 1), asked.workers)
-    for rule, said in verdicts(rows).items():
-        print(f"{rule}: {said}", flush=True)
-    if asked.only is None and asked.seeds == [FIRST, LAST]:  # a part says less than the whole
-        record("rules", "python bench/rules.py", summary(rows), rows)
+    for part, name, table in (("plain", "rules", TABLE), ("asked", "rules_asked", ASKED)):
+        chosen = [Trial(*trial) for trial in table if given.only is None or trial[0] in given.only]
+        if given.part not in (None, part) or not chosen:
+            continue
+        rows = measure(chosen, range(given.seeds[0], given.seeds[1] + 1), given.workers)
+        for rule, said in verdicts(rows).items():
+            print(f"{rule}: {said}", flush=True)
+        if given.only is None and given.seeds == [FIRST, LAST]:  # a part says less than the whole
+            command = "python bench/rules.py" + (" --part asked" if part == "asked" else "")
+            record(name, command, summary(rows), rows)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def queries_short() -> str:
     r = Record("queries")
     sizes = [(row["m"], row["d"]) for row in r.rows]
     known = [row["random calls"] for row in r.rows if row["random calls"] is not None]
-    beside = f"; random examples, told the head count, take {span(known)}" if known else ""
+    of_them = "" if len(known) == len(sizes) else f" for {len(known)} of the sizes"
+    beside = f"; random examples, told the head count, take {span(known)}{of_them}" if known else ""
     good, every = sum(r.column("recovered")), sum(r.column("seeds"))
     return (f"recovered to 1e-9: {good} of {every} layers of {len(sizes)} sizes, head count right "
             f"in {sum(r.column('count right'))}, {span(r.column('calls'))} calls{beside}")
@@ -115,7 +116,8 @@ def queries() -> str:
             f"{row['calls']:,} ({row['most calls']:,})", f"{row['rows']:,}", f"{row['floor, rows']:,}", *random,
             f"{row['published']:,}", upto([row["worst error"]]) if math.isfinite(row["worst error"]) else "–",
             {"both": "counted, then random"}.get(row["plan"], row["plan"])]) + " |")
-    return "\n".join(lines) + f"\n\n{r.command}, measured at {r.commit}.\n"
+    commits = list(dict.fromkeys(commit[:7] for row in r.rows for commit in row["commit"].split()))
+    return "\n".join(lines) + f"\n\n{r.command}, measured at {listed(commits)}.\n"
 
 
 def queries_noise() -> str:

@@ -51,10 +51,11 @@ SMALL = {  # constants of the script, for a run of seconds
     "behaviours": {"SEEDS": (0,), "SEQUENCES": 12},
     "inputs": {"SEEDS": {"words": 1, "narrow": 1, "trained": 0}, "WIDTH": 28, "HEADS": 2, "RANK": 4, "COUNT": 400},
     "verdicts": {"LAST": 300, "SHOWN": ("layer", "noise-1", "too-few"), "COUNT": 300, "SECONDS": 20.0},
-    "queries": {"HEADS": (2,), "WIDTHS": (6,), "SEEDS": {6: 1}, "BESIDE": {6: 1}, "TIMES": (8,), "K": 10},
+    "queries": {"HEADS": (2,), "WIDTHS": (6,), "SEEDS": 1, "BESIDE": 1, "TIMES": (8,), "K": 10},
     "outliers": {"LAST": 300, "SHARES": (0.01,), "HEADS": 2, "WIDTH": 6, "COUNT": 300, "SECONDS": 3.0},
     "trial": {"SHOWN": ("1e150", "shard", "pure noise"), "SECONDS": 10.0},
     "rules": {"LAST": 700, "TABLE": [("Rules.asides", 0, ["5 % wrong"]), ("refine.BATCH", 1.0, ["white"])],
+              "ASKED": (),
               "LEAST": float("inf")},  # products alone decide: seconds of a busy machine say nothing here
     "gpts": {"LAST": 100, "NETS": {"encoder": 5}, "COUNT": 300, "FRESH": 50, "SECONDS": 2.0},
     "sculpt": {"CASES": {"m1-d8-k2": (1, 8, 2, 20_000, 1, 1)}},
@@ -199,7 +200,9 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
     "verdicts": {"verdicts": lambda s, r: every(r, true=True) and s["true"] == len(r) == 3
                  and [row["said"] for row in r] == ["recovered", "noise", "too_few"]},
     "queries": {"queries": lambda s, r: s["recovered to 1e-9"] == s["count right"] == 1 == len(r)
-                and r[0]["calls"] < r[0]["published"] == 285 and positive(r[0]["random calls"])},
+                and r[0]["calls"] < r[0]["published"] == 285 and positive(r[0]["random calls"]),
+                "queries_layers": lambda s, r: every(r, m=2, d=6, seed=1000, plan="chosen") and s["instances"] == 1,
+                "queries_random": lambda s, r: every(r, m=2, d=6, seeds=1) and positive(r[0]["calls"])},
     "outliers": {"outliers": lambda s, r: len(r) == 1 and r[0]["outliers"] == 3 and 0 <= r[0]["share named"] <= 1},
     "trial": {"trial": lambda s, r: every(r, true=True) and [row["item"] for row in r] == [3, 6, 8]
               and r[0]["said"] == "refused" and s["crashes"] == 0},

@@ -355,3 +355,31 @@ def test_a_form_that_is_given_keeps_to_the_budget_and_asks_nothing_twice(tmp_pat
     assert fit.status.kind == "recovered" and "all at random" in fit.status.sentence
     again = learned()
     assert (box.calls, again.status.sentence) == (200, fit.status.sentence)
+
+
+def noisy(layer, level, seed):
+    draw = torch.Generator().manual_seed(seed)
+
+    def answer(X):
+        Y = layer(X)
+        return Y + level * Y.std() * torch.randn(Y.shape, generator=draw, dtype=F64)
+
+    return answer
+
+
+@pytest.mark.parametrize(("heads", "width", "level", "seed"), [(1, 8, 1e-3, 901), (2, 8, 1e-3, 902)],
+                         ids=["one fitted to a few rows", "a head below the noise"])
+def test_auto_is_not_led_astray_by_the_noise_of_a_few_answers(heads, width, level, seed):
+    """Eight noisy sequences are met much better than others, and a faint head is not counted at first."""
+    layer = truth(heads, width, seed)
+    fit = hw.learn(hw.ask(noisy(layer, level, seed), width=width, length=16, plan="auto", seed=seed))
+    assert fit.status.kind == "noise", fit.status
+    assert fit.layer.heads == heads
+    assert hw.match(fit.layer, layer).worst < 30 * level
+
+
+def test_a_budget_too_small_for_noisy_answers_is_called_too_small():
+    layer = truth(2, 8, 902)
+    fit = hw.learn(hw.ask(noisy(layer, 1e-3, 902), width=8, length=16, plan="auto", seed=902, budget=26))
+    assert fit.status.kind == "too_few", fit.status
+    assert "answers have noise" in fit.status.sentence or "budget" in fit.status.sentence

@@ -34,7 +34,9 @@ ORDER = [*(f"core.{name}" for name in (
              "verdict", "formed_slow", "formed_steps", "formed", "formed_source", "formed_start", "formed_groups",
              "formed_refine", "formed_evidence", "formed_learn", "formed_read", "clues", "questions",
              "which", "linear_evidence", "linear", "linear_verdict", "kept", "chosen", "chosen.line",
-             "chosen.place", "chosen.tensors", "chosen.plan", "chosen.seed", "chosen.learner", "learn")),
+             "chosen.place", "chosen.tensors", "chosen.plan", "chosen.seed", "chosen.conversation",
+             "chosen.opening", "chosen.everywhere", "chosen.endings", "chosen.scattered", "chosen.learner",
+             "learn")),
          "learning",
          *(f"sculpting.{name}" for name in (
              "thresholds", "rows", "simplex", "body", "crude", "sculpt", "hull", "refine", "sharpen", "resculpt",

@@ -21,8 +21,10 @@ def rules(monkeypatch):
 
 
 def test_every_rule_has_a_row_or_a_reason(rules):
-    known, rows, reasons = set(rules.known()), {trial.rule for trial in rules.TABLE}, set(rules.SIZES)
-    assert {"Rules.near", "refine.STEPS", "refine.GIVEN", "starts.descent.RISE", "verdict.APART"} <= known
+    known, rows, reasons = set(rules.known()), {trial.rule for trial in (*rules.TABLE, *rules.ASKED)}, set(
+        rules.SIZES)
+    assert {"Rules.near", "refine.STEPS", "refine.GIVEN", "starts.descent.RISE", "verdict.APART",
+            "linear.PASSES", "linear_verdict.PUSH", "chosen.plan.NEAR", "chosen.everywhere.CLOSE"} <= known
     assert not known - rows - reasons, "give each a row of TABLE in bench/rules.py, or a reason in SIZES"
     assert not (rows | reasons) - known, "there is no such rule any more"
     assert not rows & reasons
@@ -30,9 +32,9 @@ def test_every_rule_has_a_row_or_a_reason(rules):
 
 
 def test_every_row_puts_another_number_in_the_place_and_names_scenes_there_are(rules):
-    for trial in rules.TABLE:
+    for trial in (*rules.TABLE, *rules.ASKED):
         assert trial.instead != rules.value_of(trial.rule), trial
-        assert trial.scenes and set(trial.scenes) <= set(rules.SCENES), trial
+        assert trial.scenes and set(trial.scenes) <= set(rules.EVERY), trial
         assert rules.about(trial.rule), f"{trial.rule} is not documented where it stands"
 
 
@@ -58,12 +60,13 @@ def test_a_rule_is_changed_wherever_it_is_held_and_put_back(rules):
 
 
 def test_what_a_rule_buys_is_read_off_the_runs(rules):
-    def runs(true=True, error=1e-12, seconds=1.0, work=100):
-        return [rules.Found("recovered", true, 3, error, seconds, work)] * 2
+    def runs(true=True, error=1e-12, seconds=1.0, work=100, calls=40):
+        return [rules.Found("recovered", true, 3, error, seconds, work, calls)] * 2
 
     for after, said in (
         (runs(), "nothing"), (runs(true=False), "truth"), (runs(error=2e-11), "error"),
         (runs(error=1e-15), "nothing"),
+        (runs(calls=50), "calls"), (runs(calls=30, work=1000), "costs calls"),
         (runs(work=130), "time"), (runs(seconds=2.5), "time"), (runs(work=70), "costs time"),
         (runs(seconds=0.4), "costs time"), (runs(true=False, work=10), "truth"),
     ):

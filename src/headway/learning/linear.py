@@ -38,7 +38,7 @@ from headway.runs.store import Stage
 PASSES = (2, 4, 10)  # random starts at each count, one pass over the counts after the other
 STEPS = 200  # of Gauss–Newton from one start
 BUDGET = 8  # products for each unknown, and at least PRODUCTS of them, until a start is given up
-PRODUCTS = 3000
+PRODUCTS = 3000  # of one start at least
 NEAR, DIGITS = 1e-6, 6  # relative residual below which so many steps are made in float64
 CLOSE = 1e-2  # relative residual below which it goes on at once
 LAST = 4  # times as many for the last steps, from the best start

@@ -17,8 +17,8 @@ from headway.learning.chosen.line import attended
 REACH, CELLS = 9.0, 31  # of w and κ at first
 SLOPES = tuple(2.0 ** (j / 2) for j in range(-8, 5))  # |β| at first, as a part of what is usual
 KEPT = 4  # of the places with one sign of β that are looked at more closely
-ROUNDS, FINER = 30, 0.8
-TABLE = 8192
+ROUNDS, FINER = 30, 0.8  # of finer and finer grids, and by how much
+TABLE = 8192  # places where ψ' is tabulated
 FAR = 120.0  # logits beyond are those at the end
 Place = tuple[float, float, float]  # w, β, κ
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]

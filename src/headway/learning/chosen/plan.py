@@ -20,8 +20,8 @@ HALF = 2  # of the numbers in a pattern one tells
 NEAR, FREE = 2.5, 1.0  # times the floor: sequences near the line, and sequences drawn at random
 SPARE = 0.4  # part of the sequences near the line that may be left out
 RANDOM = 5.0  # times the floor: random sequences from which the learner, told the count, finds heads
-SELECT, JUDGE = 0.03, 0.05  # the same of chosen ones, and the least of each
-LEAST_SELECT, LEAST_JUDGE = 3, 4
+SELECT, JUDGE = 0.03, 0.05  # part of the sequences that choose, and that judge
+LEAST_SELECT, LEAST_JUDGE = 3, 4  # sequences that choose, and that judge
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ Ask = Callable[[Tensor], Tensor]  # X (n, k, d) → Y (n, k, e)
 
 FIRST = 3  # lines that are asked first
 RANK = 100.0  # times the noise, relative to the largest singular value, below which one counts as none
-LEAST_RANK = 1e-9
+LEAST_RANK = 1e-9  # the same, where answers have no noise to speak of
 STEPPED = 1e-4  # least length of a step, in logits
 MET = 50.0  # times the noise that a fit may leave
-LEAST_MET = 3e-8
+LEAST_MET = 3e-8  # residual that counts as none in any case
 SHORT = 30  # steps to see whether another place is better
 BASES = 2  # base points at most around which steps are made
 
