@@ -34,7 +34,7 @@ SCRIPTS = ("bench/trained.py", "bench/recall.py", "bench/adam_tuning.py", "bench
            "bench/zoo.py",
            "bench/sweep.py", "docs/figure.py", "docs/figure_linear.py")
 REAL = (f"bench/real.py --device cuda --keep {KEPT}", f"bench/swap.py {KEPT}",
-        "bench/real.py --device cpu --layers 3 5 --count 5000 --seconds 480 --adam 0",
+        "bench/real.py --device cpu --layers 3 --count 5000 --seconds 480 --adam 0",
         "bench/time_to.py --device cuda --layers 3",
         f"bench/text.py --prepare {PACK}", f"bench/text.py {PACK}", f"bench/models.py --prepare {MODELS}",
         f"bench/models.py --pack {MODELS} --device cuda", f"bench/models.py --prepare-text {TEXT}",

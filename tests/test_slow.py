@@ -224,7 +224,8 @@ def test_what_the_keys_bias_costs_where_it_goes_by_its_drift_is_its_curvature():
         moved = Formed.of({**loose.tensors, "drift": drift}, loose.form)
         return torch.einsum("nmkp,mpe->mnke", chain_of(rows, moved).H, op.O.view(M, Q, -1)).flatten(1)
 
-    J = torch.autograd.functional.jacobian(said, loose.tensors["drift"])
+    J = torch.autograd.functional.jacobian(said, loose.tensors["drift"], strategy="forward-mode",
+                                           vectorize=True)
     exact = torch.stack([J[i, :, i].mT @ J[i, :, i] for i in range(M)])
     assert float((op.small()["drift"] - exact).norm()) < 1e-10 * float(exact.norm())
     assert float(exact.norm()) > 1.0  # of all rows, labels with a variance of 1
