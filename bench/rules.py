@@ -94,7 +94,6 @@ TABLE: tuple[Trial, ...] = (
     Trial("Rules.promising", 1e9, ("noise alone by factors",)),
     Trial("Rules.lacking", 0.0, ("eight heads, d = 26",)),
     Trial("Rules.hold", 0.0, ("white by factors, few",)),
-    Trial("Rules.hold_hard", 0.0, ("white by factors, few",)),
     Trial("Rules.scant", 0.0, ("white by factors, few", "wide, low rank, few")),
     Trial("Rules.crammed", 0.0, ("white by factors, few", "low rank by factors")),
     Trial("Rules.small", 0, ("words, d = 28",)),

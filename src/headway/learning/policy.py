@@ -58,7 +58,6 @@ class Rules:
     promising: float = 0.3  # error of a descent from which a refinement is worth its time
     lacking: float = 0.7  # the same from which, at most, it may lack heads: twice as many are tried
     hold: float = 3.0  # pull of the weights to zero, in units of the rate, against learning by heart
-    hold_hard: float = 10.0  # the same, where that was not enough
     scant: float = 20.0  # equations to an unknown of a student below which its weights are held down at once
     crammed: float = 0.9  # part of the error on others below which a descent knows its own rows better
     small: int = 32  # width up to which scores and projections of full rank cost little
@@ -265,7 +264,7 @@ class _Plan:
         p = full if d <= self.rules.small else min(q, full)
         unknowns = m * ((2 * d + 1) * q + (d + e) * p)
         scant = facts.rows * e < rules.scant * unknowns
-        rungs = [Rung(m, q, p, held) for held in (0.0, rules.hold, rules.hold_hard)][scant:]
+        rungs = [Rung(m, q, p, held) for held in (0.0, rules.hold)][scant:]
         return rungs if p == full else [*rungs, Rung(m, q, full, 0.0)]
 
     def no_other_start(self) -> bool:
@@ -279,18 +278,25 @@ class _Plan:
         self.descended = True
         rungs = self.ladder()
         best, nearest = yield from self.descents(rungs)
-        if best is None and nearest is not None and nearest.error <= self.rules.lacking and not self.crammed:
-            more = min(2 * rungs[0].heads, self.facts.max_heads)
-            if self.facts.heads is None and more > rungs[0].heads:
-                best, other = yield from self.descents([replace(rungs[-1], heads=more, decay=0.0)])
-                nearest = nearest if other is None else better(nearest, other)
         if best is None and nearest is not None and self.no_other_start():
-            best = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short,
-                                why="no descent came near, and there is no other start: the nearest, briefly")
-            if self.rules.fitted < best.error <= self.rules.promising:
-                best = better(best, (yield Refine("refine-nearest-on", nearest.name, nearest.heads,
-                                                  why="a few steps brought it near: to the floor")))
-                yield from self.set_aside(best)
+            best = yield from self.brought_near(nearest)
+        most = min(2 * rungs[0].heads, self.facts.max_heads)
+        told = self.facts.heads is not None or most == rungs[0].heads
+        if (best is None or best.error > self.rules.promising) and not told and (
+                nearest is not None and nearest.error <= self.rules.lacking):
+            held = self.rules.hold if self.crammed else 0.0
+            found, _ = yield from self.descents([replace(rungs[-1], heads=most, decay=held)])
+            best = best if found is None else better(best, found)
+        return best
+
+    def brought_near(self, nearest: Seen) -> Steps[Seen]:
+        """A few steps from a descent that did not come near, and all the others if these bring it there."""
+        best: Seen = yield Refine("refine-nearest", nearest.name, nearest.heads, self.rules.short,
+                                  why="no descent came near, and there is no other start: the nearest, briefly")
+        if self.rules.fitted < best.error <= self.rules.promising:
+            best = better(best, (yield Refine("refine-nearest-on", nearest.name, nearest.heads,
+                                              why="a few steps brought it near: to the floor")))
+            yield from self.set_aside(best)
         return best
 
     def descents(self, rungs: list[Rung]) -> Steps[tuple[Seen | None, Seen | None]]:
