@@ -248,6 +248,8 @@ EXPECTED = {  # what a small run must have found: script -> record -> of its sum
     "report": {"report": lambda s, r: positive(s["page, MB"], s["seconds to open it, median"])},
     "sweep": {"sweep": lambda s, r: every(r, success=True, **{"same to the last bit": True})
               and (s["runs"], s["workers killed"], s["lost"]) == (1, 1, 0)},
+    "streams": {"streams": lambda s, r: s["sequences asked for"] == r[-1]["asked"] > 0 and all(
+        row["steps"] == s["steps of each"] and row["sequences met"] > 0 for row in r)},
     "zoo": {"zoo_fresh": lambda s, r: every(r, instance="generic", seed=100, success=True)
             and s["starts, successes"] == s["starts, runs"] == 1},
 }
@@ -287,7 +289,7 @@ def test_the_prediction_is_the_formula_of_the_page(bench):
 
 def test_every_benchmark_is_among_them():
     others = {"common", "stopwatch", "encoder", "real", "swap", "text", "all", "pages", "claims", "statements",
-              "scaling", "judged", "labels", "nets", "scenes", "smol", "workers", "rival"}
+              "scaling", "judged", "labels", "nets", "scenes", "asked", "smol", "workers", "rival"}
     scripts = {path.stem for path in BENCH.glob("*.py")} - others
     assert scripts == set(SMALL)
     assert set(EXPECTED) == set(SMALL) - {"gpu_check"}
