@@ -274,7 +274,8 @@ class _Plan:
         return facts.method == "factors" or (d >= rules.wide and facts.rows < rules.moment_rows * d * d)
 
     def factors(self) -> Steps[Seen | None]:
-        """The best fit of the ladder; where no rung came near, None, or the nearest if there is no other start."""
+        """The best fit of the ladder. Where no rung came near: from the nearest, if there is no other start; then
+        with twice as many heads, if some were found; else None."""
         self.descended = True
         rungs = self.ladder()
         best, nearest = yield from self.descents(rungs)
@@ -335,10 +336,10 @@ class _Plan:
         return Rung(heads, facts.size.d, min(facts.size.d, facts.size.e), rung.decay)
 
     def why_descent(self, rung: Rung, again: bool, late: bool) -> str:
-        if again and rung.q == self.facts.size.d > self.ladder()[0].q:
-            return "the fit before used all the columns of its scores: scores of full rank"
         if rung.heads > self.ladder()[0].heads:
             return "the descents before left a part of the labels: twice as many heads"
+        if again and rung.q == self.facts.size.d > self.ladder()[0].q:
+            return "the fit before used all the columns of its scores: scores of full rank"
         if rung.decay and again:
             return "the descent before knew its own rows better than others: weights are held down"
         if rung.decay:
